@@ -565,7 +565,8 @@ def test_rows_of_a_writer_that_is_not_declared_are_named(upto: int | None, joine
     database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions=stored)
     asked: dict[str, Any] = {"definitions": [definition], "out": str(tmp_path / "out"), "database": database}
     what = "rows are left out, of writers that are not in its writers and have stored no position"
-    cure = "add them to writers in the file of --config, or give these rows a name"
+    new_ids = "give these rows a name and new IDs (replication streams check has the statement)"
+    cure = f"add them to writers in the file of --config, or {new_ids}"
     last = "1 of 'w3'"
     with start_run(ReplayRequest(**asked, upto=upto)) as run:
         names = f"{2 if upto else 3} of 'w3', 1 of 'w4'"
