@@ -151,6 +151,13 @@ class ValueRefusedError(StoreError):
     """A table cannot hold a value; the same value is refused each time."""
 
 
+class RowRefusedError(StoreError):
+    """A constraint or a trigger of the application's table refuses a row.
+
+    It may accept the row later, once other rows have changed.  ``__cause__`` is the driver's error.
+    """
+
+
 class SchemaError(StoreError):
     """The tables in the database are not this package's, or another version of this package made them.
 

@@ -164,13 +164,15 @@ def _check_names(where: str, status: Mapping[str, Any]) -> Iterator[Finding]:
 def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterator[Finding]:
     """Find what keeps a worker from following its writers: ports, TLS, names, secrets, streams, clocks.
 
+    A worker does not connect to itself: one file may have the tables ``[writers.NAME]`` of all processes.
     ``certificate``: the files with the certificate and key that TLS shows.
     """
+    writers = {name: place for name, place in config.writers.items() if name != config.instance_name}
     places: list[tuple[str | None, Url | None, Url | None]]
-    places = [(name, place.connect, place.http) for name, place in config.writers.items()]
+    places = [(name, place.connect, place.http) for name, place in writers.items()]
     places += [(None, each, None) for each in config.connect]
     over_http = [each for each in config.catch_up if config.role == "worker" and each.startswith(HTTP)]
-    asked = [place.http for place in config.writers.values()]
+    asked = [place.http for place in writers.values()]
     places += [(None, None, each) for each in over_http if each not in asked]
     found: list[Mapping[str, Any]] = []
     complete = True
@@ -179,7 +181,7 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
             yield from check_wire(connect, config.server_name, certificate)
         url = None if given is None else given.reveal()
         if url is None and over_http:  # these are used instead; of several writers, they may have some only
-            complete = complete and len(config.connect) + len(config.writers) == 1
+            complete = complete and len(config.connect) + len(writers) == 1
             continue
         if url is None and connect is not None:
             url = default_http_url(connect.reveal())

@@ -25,10 +25,6 @@ MASTER: Final = InstanceName("master")  # the writer of rows without an instance
 WrittenFact = tuple[InstanceName, "Sequence[Fact]"]  # a writer, and facts of it
 
 
-class RowRefusedError(StoreError):
-    """A constraint or a trigger of the application's table refuses a row.  It may accept the row later."""
-
-
 class ReceiptTakenError(StoreError):
     """An append with the same idempotency key was committed first.  The message does not have the key: it is secret."""
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from replication.errors import RowError, StoreError, ValueRefusedError
-from replication.storage.contract import MASTER, ISession, RowRefusedError
+from replication.errors import RowError, RowRefusedError, StoreError, ValueRefusedError
+from replication.storage.contract import MASTER, ISession
 from replication.storage.joined import ApplicationTables
 from replication.storage.names import quoted
 from replication.streams.definitions import SourceTable, StreamDefinition

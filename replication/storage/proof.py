@@ -11,9 +11,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from replication.deferreds import share
-from replication.errors import CommitsLostError, StoreError, ValueRefusedError
+from replication.errors import CommitsLostError, RowRefusedError, StoreError, ValueRefusedError
 from replication.logs import TroubleLog
-from replication.storage.contract import ReceiptTakenError, RowRefusedError
+from replication.storage.contract import ReceiptTakenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

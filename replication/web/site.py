@@ -57,6 +57,7 @@ STATUSES: Final[Sequence[tuple[tuple[type[errors.ReplicationError], ...], int]]]
     ((errors.UnknownStreamError, errors.UnknownRoomError), 404),
     ((errors.NotAWriterError,), 403),
     ((errors.ValueRefusedError,), 400),
+    ((errors.RowRefusedError,), 409),
     ((errors.StoreError, errors.CatchUpError, errors.SequenceRegressedError, errors.StoppingError), 503),
     ((errors.StreamError, errors.RemoteProtocolError, errors.RoomError), 400),
     ((errors.ReplicationError,), 500),

@@ -185,13 +185,27 @@ def test_what_a_worker_would_not_find_at_its_writer_is_found(folder: Path, maste
     (folder / "other").chmod(0o600)
     for found, options in (
         ("stream oders: no writer has it; cure: correct stream; did you mean orders?", {"stream": "oders"}),
-        ("this writer has the instance name of this worker, 'master'", {"instance_name": "master"}),
         ("a wrong secret", {"secret_file": "other"}),
         ("is a wire port, not HTTP", {"http": f"http://{master.address('the wire')}"}),
         ("start the process, or correct the URL", {"http": "http://127.0.0.1:1"}),
     ):
         status, output = doctor(folder, worker_file(folder, master, **{"secret_file": "secret", **options}))
         assert (status, found in output, output.count("\n")) == (1, True, 1), output
+
+
+def test_a_worker_with_the_name_of_its_writer_is_found(folder: Path, master: Daemon) -> None:
+    file = worker_file(folder, master, instance_name="master", secret_file="secret")
+    (folder / "worker.toml").write_text((folder / "worker.toml").read_text().replace("writers.master", "writers.other"))
+    status, output = doctor(folder, file)
+    assert (status, "this writer has the instance name of this worker, 'master'" in output) == (1, True), output
+
+
+def test_the_table_of_a_worker_itself_is_no_writer_to_follow(folder: Path, master: Daemon) -> None:
+    """One file may serve all processes.  Its own address was called a writer that does not run, or an equal name."""
+    file = worker_file(folder, master, secret_file="secret", instance_name="w1")
+    with (folder / "worker.toml").open("a") as tables:
+        tables.write('[writers.w1]\nconnect = "tcp:127.0.0.1:1"\nhttp = "http://127.0.0.1:1"\n')
+    assert doctor(folder, file) == (0, "")
 
 
 def test_a_process_that_answers_503_names_the_cure_itself() -> None:

@@ -7,8 +7,8 @@ from twisted.internet.task import Clock
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import StoreError, ValueRefusedError
-from replication.storage.contract import Batch, ReceiptTakenError, RowRefusedError
+from replication.errors import RowRefusedError, StoreError, ValueRefusedError
+from replication.storage.contract import Batch, ReceiptTakenError
 from replication.storage.proof import FAILURE_LIFE, PROOF_LIFE, WriteProof
 from replication.storage.table import POSITIONS_ONLY
 from tests.contract.stream_store import facts, write

@@ -22,6 +22,7 @@ from replication.errors import (
     CatchUpError,
     ConfigError,
     ReplicationError,
+    RowRefusedError,
     SequenceRegressedError,
     StoppingError,
     StoreError,
@@ -186,6 +187,7 @@ class ErrorTests(ApiTestCase):
             (SequenceRegressedError("ID 5 was used before"), 503),
             (StoppingError("'master' is stopping"), 503),
             (ValueRefusedError("""fact 3 is [7], but table 'events' has ["7"] for it"""), 400),
+            (RowRefusedError("UNIQUE constraint failed"), 409),
             (CatchUpError("no source"), 503),
             (ReplicationError("something"), 500),
         ):

@@ -23,7 +23,7 @@ import psycopg
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
-from replication.errors import CommitsLostError, StoreError, ValueRefusedError
+from replication.errors import CommitsLostError, RowRefusedError, StoreError, ValueRefusedError
 from replication.storage.contract import ReceiptTakenError, TooLargeError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
@@ -91,6 +91,9 @@ CURES: Final = {  # by the beginning of an SQLSTATE
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
 _OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -n)"
 _TOO_LARGE: Final = "54000"  # a value has at most a gigabyte
+_IS_DEFERRABLE: Final = (  # no constraint of this package's tables is
+    "SELECT true FROM pg_constraint WHERE conrelid = to_regclass(%s) AND conname = %s AND condeferrable"
+)
 _RECEIPTS_KEY: Final = "append_receipts_pkey"
 _READY_SOON: Final = ("starting up", "in recovery mode", "not yet accepting connections")
 _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLSTATE here
@@ -358,9 +361,12 @@ class PostgresSession:
                 raise SessionLostError(f"{lost}; nothing was committed", temporary=lost.temporary) from lost
             self.holder.marks[self._name] = self._mark
         except StoreError as error:
-            if not _is_of_marks(error.__cause__):
+            refused = isinstance(error.__cause__, (errors.IntegrityError, errors.RaiseException))
+            if not refused:
                 raise
             self.rollback()
+            if not _is_of_marks(error.__cause__):
+                raise self._row_refused(error) from error.__cause__
             self.verify()
             raise StoreError(f"database {self.name!r}: its tables were made anew: try again", temporary=True) from error
         else:
@@ -371,6 +377,15 @@ class PostgresSession:
                 self.holder.marks[self._name], self.holder.table = self._mark, int(marked.get_value(0, 0) or 0)
                 if self._is_stale():  # another session has not seen this mark at the server that it has reached
                     self._was_committed(backend)
+
+    def _row_refused(self, error: StoreError) -> StoreError:
+        """Return the error of a deferred constraint, or of a trigger of the application, which COMMIT has called."""
+        cause = error.__cause__
+        if isinstance(cause, errors.IntegrityError):
+            table = f'"{cause.diag.schema_name}"."{cause.diag.table_name}"'
+            if not self.run(_IS_DEFERRABLE, (table, cause.diag.constraint_name)):
+                return error
+        return RowRefusedError(str(error))
 
     def rollback(self) -> None:
         """Undo the transaction.  If ROLLBACK fails, the session is closed, and the server undoes the transaction."""

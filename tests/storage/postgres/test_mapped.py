@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import SchemaError, StoreError, ValueRefusedError
-from replication.storage.contract import RowRefusedError
+from replication.errors import RowRefusedError, SchemaError, StoreError, ValueRefusedError
 from replication.storage.postgres.options import POLICY_CURE
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
@@ -375,6 +374,14 @@ class WriteTests(UsesMapped, SynchronousTestCase):
         error = self.assertRaises(RowRefusedError, self.commit_events, fact(3, '["a",2]'))
         self.assertIn('"one"', str(error))
         self.wait(self.store.check())
+
+    def test_a_row_that_a_deferred_constraint_refuses_at_the_commit_does_not_count_against_the_database(self) -> None:
+        self.sql("ALTER TABLE events ADD CONSTRAINT one UNIQUE (name) DEFERRABLE INITIALLY DEFERRED")
+        self.map_events()
+        self.commit_events(fact(2, '["a",1]'))
+        self.assertIn('"one"', str(self.assertRaises(RowRefusedError, self.commit_events, fact(3, '["a",2]'))))
+        self.wait(self.store.check())
+        self.commit_events(fact(4, '["b",1]'))
 
     def test_a_row_that_a_trigger_refuses_does_not_count_against_the_database(self) -> None:
         self.map_events()

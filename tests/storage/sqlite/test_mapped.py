@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import SchemaError, StoreError, ValueRefusedError
-from replication.storage.contract import RowRefusedError
+from replication.errors import RowRefusedError, SchemaError, StoreError, ValueRefusedError
 from replication.storage.mapped import NotJsonError
 from replication.storage.sqlite.mapped import MappedTable
 from replication.storage.sqlite.store import SqliteStore
