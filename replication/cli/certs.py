@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from replication.cli.output import write_line
 from replication.cli.parser import Parser
 from replication.errors import TLS_CURE, ConfigError
+from replication.net.files import refuse_pipes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     """Make the authority, if it is missing, and one certificate."""
     parser = make_parser()
     found = parser.parse_args(arguments)
-    if found.name == AUTHORITY or not found.name.replace("*", "").strip(".") or os.sep in found.name:
+    if found.name.lower() == AUTHORITY or not found.name.replace("*", "").strip(".") or os.sep in found.name:
         parser.error(f"{found.name!r} cannot be the name of a certificate's file")
     if found.days < 1:
         parser.error("--days takes a number of at least 1")
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         raise ConfigError(TLS_CURE) from error
     names = [found.name, *found.others]
-    until = authority.issue(found.folder, names, timedelta(days=found.days))
+    until = authority.issue(found.folder, names, timedelta(days=min(found.days, timedelta.max.days)))
     write_line(f"{found.name}.pem, {found.name}.key: {', '.join(names)}, valid until {until:%Y-%m-%d}")
     return 0
 
@@ -88,7 +89,8 @@ class _Authority:
         from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
         from cryptography.x509.oid import ExtendedKeyUsageOID  # noqa: PLC0415
 
-        until = min(datetime.now(UTC) + validity, self._certificate.not_valid_after_utc)
+        now = datetime.now(UTC)
+        until = now + min(validity, self._certificate.not_valid_after_utc - now)
         key = ec.generate_private_key(ec.SECP256R1())
         of = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -125,6 +127,7 @@ def _open_authority(folder: Path) -> _Authority:
         write_line(
             f"{file.name}, {key_file.name}: the authority, valid until {until:%Y-%m-%d}; keep {key_file.name} secret"
         )
+    refuse_pipes(str(key_file), str(file))
     try:
         key: Any = load_pem_private_key(key_file.read_bytes(), None)
         certificates = x509.load_pem_x509_certificates(file.read_bytes())
@@ -136,11 +139,25 @@ def _open_authority(folder: Path) -> _Authority:
     certificate = next((each for each in certificates if each.public_key() == key.public_key()), None)
     if certificate is None:
         raise ConfigError(f"{key_file} is not the key of an authority in {file}: copy both from the same folder")
+    if not _may_sign(certificate):
+        raise ConfigError(
+            f"the certificate in {file} may not sign others: copy ca.key and ca.pem of the authority here"
+        )
     if certificate.not_valid_after_utc < datetime.now(UTC):
         raise ConfigError(
             f"{file} has expired on {certificate.not_valid_after_utc:%Y-%m-%d}: move it and {key_file} away"
         )
     return _Authority(key, certificate)
+
+
+def _may_sign(certificate: Certificate) -> bool:
+    """Return whether it is the certificate of an authority: no peer accepts what another one has signed."""
+    from cryptography import x509  # noqa: PLC0415 (an extra)
+
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        return False
 
 
 def _builder(name: str, key: EllipticCurvePrivateKey, issuer: Any, until: datetime) -> CertificateBuilder:
@@ -184,11 +201,13 @@ def _write(
 ) -> None:
     """Write both files, each in one step: a process that reads them meanwhile finds a whole one."""
     from cryptography.hazmat.primitives import hashes  # noqa: PLC0415 (an extra)
+    from cryptography.hazmat.primitives.asymmetric import ed448, ed25519  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat  # noqa: PLC0415
 
+    own_hash = isinstance(signer, (ed25519.Ed25519PrivateKey, ed448.Ed448PrivateKey))  # it takes no other
     texts = {
         "key": key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-        "pem": builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM),
+        "pem": builder.sign(signer, None if own_hash else hashes.SHA256()).public_bytes(Encoding.PEM),
     }
     for suffix, text in texts.items():
         path = folder / f"{name}.{suffix}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 import sys
@@ -11,9 +12,11 @@ from unittest.mock import patch
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from replication.cli.main import main
+from tests.certificates import DAY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,8 +93,10 @@ def test_a_further_call_renews_the_certificate_with_the_same_authority(tmp_path:
     handshake(tmp_path, "worker1", "worker1", "worker1")
 
 
-def test_no_certificate_is_valid_longer_than_the_authority(tmp_path: Path) -> None:
-    certs(tmp_path, "worker1", "--days=99999")
+@pytest.mark.parametrize("days", [99_999, 3_000_000, 10**12])
+def test_no_certificate_is_valid_longer_than_the_authority(tmp_path: Path, days: int) -> None:
+    """From 2,912,000 days on there was a traceback: the year had five digits."""
+    assert certs(tmp_path, "worker1", f"--days={days}") == 0
     assert certificate(tmp_path, "worker1").not_valid_after_utc == certificate(tmp_path, "ca").not_valid_after_utc
 
 
@@ -106,6 +111,7 @@ def test_a_certificate_may_not_sign_others(tmp_path: Path) -> None:
     ("arguments", "why"),
     [
         (["ca"], "'ca' cannot be the name of a certificate's file"),
+        (["CA"], "'CA' cannot be the name of a certificate's file"),  # some file systems have no small letters
         (["a/b"], "'a/b' cannot be the name"),
         ([".."], "'..' cannot be the name"),
         ([], "the following arguments are required: NAME; see"),
@@ -160,6 +166,33 @@ def test_the_key_must_be_that_of_an_authority_in_the_file(tmp_path: Path, capsys
     (former / "ca.pem").write_bytes(b"".join(authorities))
     assert certs(former, "db1") == 0
     certificate(former, "db1").verify_directly_issued_by(x509.load_pem_x509_certificate(authorities[1]))
+
+
+def test_an_authority_with_a_key_of_ed25519_signs(tmp_path: Path) -> None:
+    """There was a traceback: such a key takes no other hash."""
+    key, name = Ed25519PrivateKey.generate(), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "own")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, datetime.now(UTC), datetime.now(UTC) + DAY)
+    own = builder.add_extension(x509.BasicConstraints(True, None), True).sign(key, None)
+    (tmp_path / "ca.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (tmp_path / "ca.pem").write_bytes(own.public_bytes(Encoding.PEM))
+    assert certs(tmp_path, "worker1") == 0
+    certificate(tmp_path, "worker1").verify_directly_issued_by(own)
+
+
+def test_what_is_no_authority_signs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command printed that a certificate is valid, and no peer accepted it.  A pipe was waited for."""
+    certs(tmp_path, "db1")
+    leaf = tmp_path / "leaf"
+    leaf.mkdir()
+    for suffix in ("key", "pem"):
+        (leaf / f"ca.{suffix}").write_bytes((tmp_path / f"db1.{suffix}").read_bytes())
+    assert certs(leaf, "worker1") == 1
+    assert f"the certificate in {leaf}/ca.pem may not sign others: copy ca.key" in capsys.readouterr().err
+    (leaf / "ca.key").unlink()
+    os.mkfifo(leaf / "ca.key")
+    assert certs(leaf, "worker1") == 1
+    assert "it is a pipe or a device" in capsys.readouterr().err
+    assert sorted(each.name for each in leaf.iterdir()) == ["ca.key", "ca.pem"]
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
