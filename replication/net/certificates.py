@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory
 
 _WRONG_PURPOSE: Final = 26  # X509_V_ERR_INVALID_PURPOSE
+_OTHER_KEY: Final = ("key values mismatch", "no certificate assigned")  # of the same algorithm, of another one
 
 
 @attrs.frozen
@@ -148,13 +149,12 @@ class TlsEndpoint:
                 method=None if method is None else getattr(SSL, method),
             )
             context = options.getContext()
-            with NamedTemporaryFile() as file:
-                file.write(chain)
-                file.flush()
-                context.use_certificate_chain_file(file.name)
+            _use_chain(context, chain)
             context.use_privatekey_file(key)
             context.check_privatekey()  # a key of another algorithm is accepted until then
             if self._clients is not None:
+                with Path(self._clients.authority).open("rb"):  # OpenSSL's error would not name the file
+                    pass
                 context.load_verify_locations(self._clients.authority)
                 context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._clients.verify)
         except OSError as error:
@@ -202,6 +202,18 @@ class _TlsFactory(TLSMemoryBIOFactory):
         return None if inner is None else self.protocol(self, inner)
 
 
+def _use_chain(context: SSL.Context, chain: bytes) -> None:
+    """Let a context show certificates; ConfigError if no temporary file can be written, which OpenSSL reads."""
+    try:
+        with NamedTemporaryFile() as file:
+            file.write(chain)
+            file.flush()
+            context.use_certificate_chain_file(file.name)
+    except OSError as error:
+        cure = "free space there, or name another folder in TMPDIR"
+        raise ConfigError(f"cannot write a temporary file for TLS: {error.strerror}: {cure}") from error
+
+
 def _dns_names(certificate: x509.Certificate) -> list[str]:
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -221,4 +233,5 @@ def _matches(name: str, pattern: DNSPattern) -> bool:
 def _text(error: Exception) -> str:
     """Return OpenSSL's own words: an error of pyOpenSSL has a list of tuples."""
     reasons = error.args[0] if error.args and isinstance(error.args[0], list) else []
-    return ", ".join(each[-1] for each in reasons) or str(error)
+    text = ", ".join(each[-1] for each in reasons) or str(error)
+    return f"the key is not that of the certificate ({text})" if text in _OTHER_KEY else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -253,15 +254,32 @@ class ReadingTests(CertificateCase):
         assert_kept(self.good.key, None, f"cannot read {self.good.key}: No such file")
         assert_kept(self.good.certificate, b"", f"cannot use {self.good.certificate}, {self.good.key} for TLS")
         assert_kept(self.good.key, b"nonsense", f"cannot use {self.good.certificate}, {self.good.key} for TLS")
-        assert_kept(self.good.key, other.key.read_bytes(), "key values mismatch")
+        assert_kept(
+            self.good.key, other.key.read_bytes(), r"the key is not that of the certificate \(key values mismatch"
+        )
         locked = self.authority.issue("locked", "127.0.0.1")
         locked.lock()
         cure = f"the private key in {self.good.key} has a password: write it without one, with openssl pkey"
         assert_kept(self.good.key, locked.key.read_bytes(), f"for TLS: {cure}")
         rsa_key = rsa.generate_private_key(65_537, 2_048)  # OpenSSL keeps one key of each algorithm
         other.key.write_bytes(rsa_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        assert_kept(self.good.key, other.key.read_bytes(), f"cannot use {self.good.certificate}, {self.good.key}")
+        why = f"cannot use {self.good.certificate}, {self.good.key} for TLS: the key is not that of the certificate"
+        assert_kept(self.good.key, other.key.read_bytes(), why)
         self.assertTrue(self.follow()[0].greeted)
+
+    def test_an_authority_that_is_missing_is_named(self) -> None:
+        """The error had the names of all files, and ``no such file, BIO lib``."""
+        endpoint = self.demand()
+        self.authority.certificate.unlink()
+        with self.assertRaisesRegex(ConfigError, f"^cannot read {self.authority.certificate}: No such file"):
+            endpoint.read()
+
+    def test_a_temporary_folder_that_cannot_be_written_is_named(self) -> None:
+        """The error was ``cannot read None``: OpenSSL reads a chain only from a file."""
+        full = OSError(errno.ENOSPC, "No space left on device")
+        refused = self.assertRaisesRegex(ConfigError, "^cannot write a temporary file for TLS: No space left.* TMPDIR")
+        with patch("replication.net.certificates.NamedTemporaryFile", side_effect=full), refused:
+            self.listen()
 
     def test_a_certificate_that_is_not_valid_today_leaves_what_was_read_before(self) -> None:
         """Every client refuses it; at the start it is read, because there is no other."""
