@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
-from twisted.internet.endpoints import quoteStringArgument, serverFromString
+from twisted.internet.endpoints import AdoptedStreamServerEndpoint, quoteStringArgument, serverFromString
 from twisted.internet.interfaces import IStreamServerEndpoint
 from zope.interface import implementer
 
@@ -34,13 +35,28 @@ ACCEPTED_AT_ONCE: Final = 4  # connections in one reactor turn; Twisted's 100 or
 def server_endpoint(reactor: Any, endpoint: str) -> IStreamServerEndpoint:
     """Return the endpoint that a string of Twisted describes; raises what Twisted's parser of it raises.
 
+    ValueError: a socket that systemd has passed is not one of streams, or not of the domain that the string names.
+
     Its backlog is BACKLOG, unless the string has a backlog, or its kind has none, as ``systemd:``
     (docs/configuration.md, Endpoints).  It accepts ACCEPTED_AT_ONCE connections in one reactor turn.
     """
     if not re.search(r"(?<!\\):backlog=", endpoint):
         with suppress(Exception):  # the kind takes no backlog, or the string is wrong: see below
             return _ServerEndpoint(serverFromString(reactor, f"{endpoint}:backlog={BACKLOG}"))
-    return _ServerEndpoint(serverFromString(reactor, endpoint))
+    found = serverFromString(reactor, endpoint)
+    if isinstance(found, AdoptedStreamServerEndpoint):
+        _check_passed(found)
+    return _ServerEndpoint(found)
+
+
+def _check_passed(endpoint: AdoptedStreamServerEndpoint) -> None:
+    """Raise ValueError unless a socket of systemd is as described: the system cuts addresses of another domain off."""
+    with socket.socket(fileno=os.dup(endpoint.fileno)) as passed:
+        if passed.type != socket.SOCK_STREAM:
+            raise ValueError("systemd has passed a socket of another type: write ListenStream= in its .socket unit")
+        if passed.family != endpoint.addressFamily:
+            domain = socket.AddressFamily(passed.family).name.removeprefix("AF_")
+            raise ValueError(f"systemd has passed a socket of another domain: write domain={domain}")
 
 
 @implementer(IStreamServerEndpoint)

@@ -9,13 +9,14 @@ from unittest.mock import patch
 
 import pytest
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
-from twisted.internet.endpoints import serverFromString
+from twisted.internet.endpoints import _SystemdParser, serverFromString
 from twisted.internet.error import ConnectionRefusedError as RefusedError
 from twisted.internet.error import DNSLookupError, getConnectError
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.selectreactor import SelectReactor
 from twisted.internet.testing import MemoryReactor
 from twisted.python.failure import Failure
+from twisted.python.systemd import ListenFDs
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import TLS_CURE
@@ -95,6 +96,21 @@ class ServerEndpointTests(SynchronousTestCase):
             self.assertEqual((port, backlog), (9092, BACKLOG), endpoint)
         ((path, _, backlog, _, _),) = self.listen(r"unix:/run/a\:b.sock").unixServers
         self.assertEqual((path, backlog), ("/run/a:b.sock", BACKLOG))
+
+    def test_a_socket_of_systemd_must_be_as_it_is_described(self) -> None:
+        """A UNIX socket at ``domain=INET`` was a traceback, and one on ::1 was refused as open to other hosts."""
+        kinds = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+        passed = [socket.socket(each) for each in kinds] + [socket.socket(type=socket.SOCK_DGRAM)]
+        for each in passed:
+            self.addCleanup(each.close)
+        self.patch(_SystemdParser, "_sddaemon", ListenFDs([each.fileno() for each in passed]))
+        for index, own in enumerate(("INET", "INET6", "UNIX")):
+            server_endpoint(MemoryReactor(), f"systemd:domain={own}:index={index}")
+            for other in {"INET", "INET6", "UNIX"} - {own}:
+                with self.assertRaisesRegex(ValueError, f"^systemd has passed .* another domain: write domain={own}$"):
+                    server_endpoint(MemoryReactor(), f"systemd:domain={other}:index={index}")
+        with self.assertRaisesRegex(ValueError, "another type: write ListenStream="):
+            server_endpoint(MemoryReactor(), "systemd:domain=INET:index=3")
 
     def test_a_backlog_of_the_description_is_kept(self) -> None:
         for endpoint in ("tcp:9092:backlog=7", "tcp:9092:127.0.0.1:7", "tcp:9092:backlog=7:interface=127.0.0.1"):
