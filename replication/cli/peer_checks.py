@@ -36,6 +36,7 @@ _NOT_READY: Final = {  # by words of the reason
     "[writers.": "correct the address in this table, and restart the worker",
     "timers have not run": "restart the process",
 }
+_AWAY: Final = ("no connection to the writer", "[writers.")  # words of these reasons
 _GOES_ON: Final = "correct what the error names; the stream then goes on without a restart"
 _STOPPED: Final = {  # by words of the error
     "@worker.on_reset(": "do what the error names, and restart the worker",
@@ -108,7 +109,8 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
             if not writer["error"] and MAX_LAG < writer["lag"] >= lags.get((stream["name"], writer["instance"]), 0) > 0:
                 what = f"it lags by {writer['lag']} IDs, and the lag does not fall"
                 yield Finding(where, what, "see why in `replication status`; a slow function is the usual cause")
-    if status["role"] == "worker" and not status["not_ready"]:  # else a writer that is away may have the stream
+    away = any(words in (status["not_ready"] or "") for words in _AWAY)  # a writer that may have the stream
+    if status["role"] == "worker" and not away:
         yield from _check_streams(status["streams"], status["instance_name"])
     yield from _check_names(client.url, status)
 

@@ -343,7 +343,13 @@ class Answers(BaseHTTPRequestHandler):
             "instance_name": "worker1",
             "status": "ok",
             "streams": [
-                {"name": "orders", "writers": self.writers or [writer], "open": 0, "oldest_open": None, "notes": notes}
+                {
+                    "name": "orders",
+                    "writers": [writer] if self.writers is None else self.writers,
+                    "open": 0,
+                    "oldest_open": None,
+                    "notes": notes,
+                }
             ],
             "connections": [],
         }
@@ -404,6 +410,20 @@ def test_the_cure_of_a_stopped_stream_names_the_restart_that_is_needed(error: st
 def test_the_cure_of_a_process_that_is_not_ready_names_no_file(why: str, cure: str) -> None:
     (found,) = [each for each in ask(not_ready=why) if "it is not ready" in each]
     assert found.endswith(f"it is not ready: {why}; cure: {cure}")
+
+
+@pytest.mark.parametrize(
+    ("why", "found"),
+    [
+        ("stream quiet of m is stopped", True),
+        ("the store has not answered for 5 s", True),
+        ("stream quiet of m is stopped; no connection to the writer at tcp:h:1", False),
+        ("m sends no facts: correct the address in [writers.m]", False),
+    ],
+)
+def test_a_name_that_no_writer_has_is_found_beside_a_stopped_stream(why: str, *, found: bool) -> None:
+    """A stopped stream hid it; only a writer that is away may have such a stream."""
+    assert any("stream orders: no writer has sent" in each for each in ask(not_ready=why, writers=())) == found
 
 
 def test_a_wrong_clock_and_a_lag_that_does_not_fall_are_found() -> None:
