@@ -217,6 +217,7 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
     _check_retention(config, path, described)
     _check_tls(config, path)
     _check_access(config, path)
+    _check_names(config, path)
     if role == "worker":
         _check_listen(config, path)
     if config.give_up_after <= config.ping_after:
@@ -272,6 +273,16 @@ def _check_access(config: Config, path: str | None) -> None:
         for key in ("read", "append"):
             for name in getattr(config.access[grant.name], key):
                 _check_stream_name(name, f"{where}.{key}")
+
+
+def _check_names(config: Config, path: str | None) -> None:
+    """Raise ConfigError if ``stream`` or ``writes`` has a name that no stream can have."""
+    for key, names in (("stream", config.stream), ("writes", config.writes)):
+        for name in names:
+            try:
+                StreamDefinition(name)
+            except ConfigError as error:
+                raise ConfigError(f"{'' if path is None else f'{path}: '}{error}; correct {key}") from None
 
 
 def _check_stream_name(name: str, where: str) -> None:

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 from twisted.application import service
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from replication.follower.worker import Worker
     from replication.net.listening import Socket
     from replication.writer.master import Master
+    from replication.writer.rooms import Rooms
 
 RETRY_AFTER: Final = 2.0  # seconds until the database is tried again at the start
 WAITING: Final = "the start waits: {error}; next attempt in {delay:.0f} s"
@@ -372,13 +373,18 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     file = options.subOptions["config"]
     read = partial(config.load, role, None if file is None else str(Path(file).resolve()), dict(given))
     found = config.load(role, file, given)
-    server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
-    traces.run(reactor, found.traces, found.instance_name, __version__)
     rooms = None
-    if found.rooms:  # of a master: a worker has no such option
-        from replication.writer.rooms import Rooms  # noqa: PLC0415 (few masters keep rooms)
+    server: Master | Worker
+    if role == "master":
+        server = make_master(reactor, found)
+        rooms = make_rooms(server, found)
+    else:
+        server = make_worker(reactor, found)
+        if found.app is not None:
+            from replication.follower.app_module import register_app  # noqa: PLC0415 (only a worker needs it)
 
-        rooms = Rooms(cast("Master", server))
+            register_app(found.app, server)
+    traces.run(reactor, found.traces, found.instance_name, __version__)
     access = Access(found.grants)
     given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}
     expires: dict[str, datetime] = {}
@@ -399,7 +405,7 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
 
 
 def make_master(reactor: Any, found: config.Config) -> Master:
-    """Return the master of a configuration."""
+    """Return the master of a configuration; ConfigError if it is refused.  Nothing is opened, and no file is made."""
     from replication.writer.master import Master  # noqa: PLC0415 (a worker that writes nothing starts sooner without it)
 
     master = Master(
@@ -414,9 +420,17 @@ def make_master(reactor: Any, found: config.Config) -> Master:
     return master
 
 
+def make_rooms(master: Master, found: config.Config) -> Rooms | None:
+    """Return the rooms of a master, None if it keeps none; ConfigError if a stream has the name of one of theirs."""
+    if not found.rooms:
+        return None
+    from replication.writer.rooms import Rooms  # noqa: PLC0415 (few masters keep rooms)
+
+    return Rooms(master)
+
+
 def make_worker(reactor: Any, found: config.Config) -> Worker:
-    """Return the worker of a configuration, with the application's functions."""
-    from replication.follower.app_module import register_app  # noqa: PLC0415 (only a worker needs it)
+    """Return the worker of a configuration, without the functions of ``app``; ConfigError as ``make_master``."""
     from replication.follower.worker import Worker  # noqa: PLC0415 (a master starts a tenth sooner without it)
 
     definitions = {str(each.name): each for each in found.streams}
@@ -447,8 +461,6 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
     )
     if writes:
         _set_retention(worker.served.writer(), reactor, found)
-    if found.app is not None:
-        register_app(found.app, worker)
     return worker
 
 

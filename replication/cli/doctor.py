@@ -24,6 +24,7 @@ from replication.cli.own_checks import (
     check_folders,
     check_instance_name,
     check_sockets,
+    check_start,
 )
 from replication.cli.parser import Parser
 from replication.cli.peer_checks import check_process, check_wire, check_writers, open_client
@@ -92,17 +93,23 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
         secret_file, shown = secret_file or configured.secret_file, shown or configured.tls.shown
         sockets = config.sockets_of(configured, _no_factory, _no_factory)
         secrets = [each.secret_file for each in configured.access.values()]
-        yield from check_files([configured.secret_file, configured.redis_password_file, *secrets])
-        yield from check_certificates(configured)
-        yield from check_instance_name(configured)
-        yield from check_access(configured)
-        yield from check_sockets(sockets, insecure=configured.insecure)
-        yield from check_app(configured.app)
-        yield from check_database(configured, found.min_free * 2**20)
-        yield from check_folders(configured)
-        yield from check_writers(configured, shown)
-        yield from check_sources(configured)
-        yield from check_redis(configured)
+        own = [
+            *check_files([configured.secret_file, configured.redis_password_file, *secrets]),
+            *check_certificates(configured),
+            *check_instance_name(configured),
+            *check_access(configured),
+            *check_sockets(sockets, insecure=configured.insecure),
+            *check_app(configured.app),
+            *check_database(configured, found.min_free * 2**20),
+            *check_folders(configured),
+            *check_writers(configured, shown),
+            *check_sources(configured),
+            *check_redis(configured),
+        ]
+        yield from own
+        for each in check_start(configured, found.config):
+            if not any(each.what in other.what for other in own):  # else its own check has the better cure
+                yield each
     for each in found.connect:
         yield from check_wire(Url(each), found.server_name, shown)
     if found.http is None and (found.config is not None or found.connect):

@@ -32,6 +32,7 @@ from replication.net.files import refuse_pipes
 from replication.segments.compression import check_compression
 from replication.segments.folders import open_folder
 from replication.segments.manifest import MANIFEST, read_manifest
+from replication.service import make_master, make_rooms, make_worker
 from replication.storage import path_of
 from replication.storage.blocking import use_store
 from replication.storage.mapping_checks import check
@@ -63,6 +64,17 @@ MAY_START: Final = """
 """
 _NOT_OURS: Final = "so it is not one of ours"  # in the error for a table ``stream_NAME`` with other columns
 _READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
+
+
+def check_start(config: Config, file: str) -> Iterator[Finding]:
+    """Find why a master or a worker with this configuration is refused before its database is opened."""
+    try:
+        if config.role == "worker":
+            make_worker(None, config)
+        else:
+            make_rooms(make_master(None, config), config)
+    except ReplicationError as error:
+        yield Finding(file, str(error), "correct this key or file; the daemon does not start before")
 
 
 def check_files(files: Sequence[str | None]) -> Iterator[Finding]:

@@ -310,6 +310,34 @@ def test_what_is_right_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert main(["doctor", "--config", "x.toml", "--min-free", "1"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('stream = ["orders", "Orders"]', "stream 'Orders' is declared twice, as 'orders' before"),
+        ('stream = ["Events"]\nrooms = {}', "stream 'events' is declared twice, as 'Events' before"),
+        ('[[streams]]\nname = "a"\nshares = "b"', "stream 'a' shares the IDs of 'b', which is not declared"),
+        ('[[streams]]\nname = "a"\nposition_name = "x"', "stream 'a' has a position_name"),
+        ('server_name = "a\\nb"', "server_name 'a"),
+        ('stream = ["1x"]', "stream name '1x': use letters"),
+        ('connect = "unix:x"\nwrites = ["1x"]\nlisten = "unix:y"', "stream name '1x': use letters"),
+        ('connect = "unix:x"\nwrites = ["n", "N"]\nlisten = "unix:y"', "stream 'N' is declared twice"),
+        ("connect = []", "a worker needs at least one writer"),
+        ('connect = "tcp:localhost"\ncatch_up = []', "cannot connect to 'tcp:localhost': write tcp:HOST:PORT"),
+    ],
+)
+def test_what_the_daemon_refuses_at_its_start_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    """Nothing was found, and the daemon did not start; a wrong name hid all other findings."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.toml").write_text(text)
+    assert main(["doctor", "--config", "x.toml", "--min-free", "1"]) == 1
+    (found,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("x.toml: ")]
+    assert why in found
+    assert found.endswith("; cure: correct this key or file; the daemon does not start before")
+    assert [each.name for each in tmp_path.iterdir()] == ["x.toml"]
+
+
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
