@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 
 from replication.deferreds import share
 from replication.errors import LocalProtocolError, StoreError
-from replication.net.access import Access, Rights
+from replication.net.access import EVERY_RIGHT, Access, Rights
 from replication.net.admission import Admission, Bounds
 from replication.net.protocol import REST, Limits
 from replication.net.slow_peers import HOLD
@@ -274,6 +274,11 @@ class RightsTests(MasterCase):
             wire = self.connect_with(Rights(("none",), (), {"*"}, commands=True), *lines)
             self.append("placed")
             self.assertEqual([each for each in self.new_lines(wire) if not each.startswith("ERROR")], [])
+
+    def test_commands_of_this_process_need_no_right(self) -> None:
+        wire = self.connect_with(Rights(("none",)))
+        self.connect_with(EVERY_RIGHT, "REMOTE_SERVER_UP other.example")
+        self.assertEqual(self.new_lines(wire), ["REMOTE_SERVER_UP other.example"])
 
     def test_a_stream_that_it_requests_without_the_right_is_refused_with_the_cure(self) -> None:
         text = "the right to read 'caches' is missing: add it to read in [access.reader]"
