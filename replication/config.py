@@ -22,7 +22,7 @@ from replication.session.connection import Keepalive
 from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.streams.retention import KEEP_ALL, Retention
 from replication.streams.typed_rows import TypedStream
-from replication.urls import Url
+from replication.urls import Url, hide_secrets
 from replication.web.address import read_secret, read_text
 from replication.wire import grammar
 from replication.wire.commands import LINE_LIMIT
@@ -413,7 +413,7 @@ def _tables(value: object) -> Iterable[Mapping[str, Any]]:
 def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], path: str, prefix: str = "") -> None:
     for key in table:
         if key not in known:
-            raise ConfigError(f"{path}: {prefix}{key}: unknown key{did_you_mean(key, known)}")
+            raise ConfigError(f"{path}: {hide_secrets(prefix + key)}: unknown key{did_you_mean(key, known)}")
 
 
 def _read_value(key: str, value: object, where: str) -> Any:

@@ -68,7 +68,7 @@ def database_cure(error: StoreError | ConfigError) -> str:
 def check_redis(config: Config) -> Iterator[Finding]:
     """Find why a Synapse cannot be followed over its Redis: no answer, or a wrong login, right or channel."""
     for url in config.connect:
-        if is_redis(url.reveal()):
+        if is_redis(url.reveal()) and _is_whole(url):
             try:
                 yield from _check_redis(url, config)
             except ConfigError as error:
@@ -76,6 +76,14 @@ def check_redis(config: Config) -> Iterator[Finding]:
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 yield Finding(str(url), f"Redis does not answer: {why}", "start it, or correct connect")
+
+
+def _is_whole(url: Url) -> bool:
+    """Return whether a URL has a host and a port; the error of another one quotes it, and the start refuses it."""
+    try:
+        return isinstance(urlsplit(url.reveal()).port, int | None)
+    except ValueError:
+        return False
 
 
 def _check_redis(url: Url, config: Config) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ import pytest
 
 from replication import config
 from replication.cli import source_checks
+from replication.cli.main import main
 from replication.cli.source_checks import check_redis, check_sources
 from tests.certificates import Authority
 
@@ -117,6 +118,26 @@ def test_what_is_no_redis_is_found(tmp_path: Path) -> None:
 
 def sources(folder: Path, url: str, *lines: str) -> list[str]:
     return [str(each) for each in check_sources(load(folder, f'catch_up = ["{url}"]', *lines, STREAM))]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        'connect = "redis://u:GEHEIM/@h"',
+        'connect = "redis://u:[GEHEIM]@h"',
+        'connect = "tcp:127.0.0.1:1"\ncatch_up = "http://u:GEHEIM@127.0.0.1:1"',
+        'connect = "tcp:127.0.0.1:1"\ncatch_up = "u:GEHEIM@h"',
+        'connect = "tcp:127.0.0.1:1"\n[writers."redis://u:GEHEIM@h"]\nx = 1',
+    ],
+)
+def test_a_url_that_is_wrong_is_found_and_its_password_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: str
+) -> None:
+    """The doctor showed it, although the daemon did not."""
+    (tmp_path / "worker.toml").write_text(keys)
+    assert main(["doctor", "--config", str(tmp_path / "worker.toml")]) == 1
+    output = capsys.readouterr().out
+    assert ("GEHEIM" in output, "…@" in output or "redis://u@h" in output) == (False, True), output
 
 
 def test_a_database_that_cannot_be_read_is_found(tmp_path: Path) -> None:
