@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
@@ -246,8 +246,7 @@ class ReplicationConnection:
         self.closed = True
         if line[:2] in _TLS:
             return Fault(f"line {self.lines_received + 1}: the peer connects with TLS, this port has none", "bad line")
-        quoted = repr(line[:_QUOTED]) + ("..." if len(line) > _QUOTED else "")
-        return Fault(f"line {self.lines_received + 1}: {why}, in {quoted}", kind)
+        return Fault(f"line {self.lines_received + 1}: {why}, in {_quote(line)}", kind)
 
     def _refuse_length(self) -> Fault:
         self.closed = True
@@ -312,3 +311,11 @@ def read_run(lines: list[str], at: int) -> Rows:
         texts.append(text)
     grammar.row_texts(texts)
     return Rows(stream, instance, grammar.places(tokens), texts)
+
+
+def _quote(line: Any) -> str:
+    """Return the beginning of a bad line, a str or bytes, for its ERROR; of USER_IP no access token, only the user."""
+    start = line[:_QUOTED]
+    if start[:8] in {"USER_IP ", b"USER_IP "}:
+        start = start[7:8].join(start.split(start[7:8])[:2])
+    return repr(start) + ("..." if len(line) > len(start) else "")

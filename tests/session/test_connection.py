@@ -83,6 +83,21 @@ def fault_of(connection: ReplicationConnection, data: bytes) -> Fault:
     return fault
 
 
+def test_the_access_token_of_a_wrong_user_ip_is_not_quoted() -> None:
+    """It was sent back, and both ends logged it."""
+    for line, shown in (
+        (b'USER_IP @u:h ["syt_token","1.2.3.4","UA",null,x]', "in 'USER_IP @u:h'..."),
+        (b'USER_IP @u:h ["syt_token"]', "in 'USER_IP @u:h'..."),
+        (b'USER_IP  ["syt_token"]', "in 'USER_IP '..."),
+        (b'USER_IP @u:h ["syt_token\xff"]', "in b'USER_IP @u:h'..."),
+        (b"USER_IP @u:h", "in 'USER_IP @u:h'"),
+    ):
+        fault = fault_of(ReplicationConnection(Role.MASTER, 0.0), line + b"\n")
+        assert fault.text.endswith(shown), fault.text
+        assert "syt_token" not in fault.text
+    assert "syt_token" not in fault_of(worker(), b'USER_IP @u:h ["syt_token","i","a",null,1]\n').text
+
+
 # ---- directions
 
 
@@ -279,7 +294,8 @@ def test_a_malformed_line_is_a_fault_with_reason_and_line_number(role: Role, lin
     assert fault.kind == ("unknown command" if "unknown" in complaint else "bad line")
     assert fault.text.startswith("line 3: ")
     assert complaint in fault.text
-    quoted = repr(line[:80]) + ("..." if len(line) > 80 else "")
+    shown = " ".join(line.split(" ")[:2]) if line.startswith("USER_IP ") else line[:80]  # no access token
+    quoted = repr(shown) + ("..." if len(line) > len(shown) else "")
     assert fault.text.endswith(f", in {quoted}")
     assert connection.send(Error(fault.text), 1.0).endswith(b"\n")
 
