@@ -11,13 +11,13 @@ from twisted.internet.defer import Deferred
 from replication.errors import StreamError
 from replication.streams.definitions import CACHES
 from replication.streams.facts import Fact, check_size
+from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import IReactorCalls, ISqlExecutor, Write
-    from replication.wire.grammar import Token
     from replication.writer.publisher import PublishedStream
 
 R = TypeVar("R")
@@ -28,8 +28,8 @@ class NewFact:
     """A reserved stream ID, and the fact that a function writes under it (``StreamWriter.run_interaction``).
 
     ``token`` is the ID, ``texts`` are the rows so far as JSON texts.  The methods are for the function, while it runs.
-    ``caches_token`` is the ID of the invalidations in the stream ``caches``, once ``run_interaction`` has returned, or
-    None if there are none.
+    ``caches_token`` is the ID of the invalidations in the stream ``caches``, once ``run_interaction`` has returned; 0
+    if there are none.
     """
 
     _definition: StreamDefinition
@@ -37,7 +37,7 @@ class NewFact:
     _encode_invalidation: Callable[[str, Sequence[object] | None], str]
     texts: list[str] = attrs.field(init=False, factory=list)
     invalidations: list[str] = attrs.field(init=False, factory=list)  # rows of one fact on the caches stream
-    caches_token: Token | None = attrs.field(init=False, default=None)
+    caches_token: Token = attrs.field(init=False, default=Token(0))
 
     @property
     def stream_id(self) -> int:

@@ -15,6 +15,7 @@ from replication.net import traces
 from replication.streams.definitions import CACHES
 from replication.streams.facts import Fact, check_size
 from replication.streams.ids import Allocation
+from replication.wire.grammar import Token
 from replication.writer.interaction import AddedFact, Interaction, NewFact
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
     from replication.streams.interfaces import ISqlExecutor, IStreamStore, ITransaction, Receipt
-    from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.wire.grammar import InstanceName, StreamName
     from replication.writer.publisher import PublishedStream
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class Reservation:
     """A reserved stream ID, and the fact that is being written under it.
 
     ``token`` is the ID, ``texts`` are the rows so far as JSON texts.  ``caches_token`` is the ID of the invalidations
-    in the stream ``caches``, from the commit on; None if there are none.
+    in the stream ``caches``, from the commit on; 0 if there are none.
     ``async with stream.reserve() as fact`` makes one.
     """
 
@@ -46,7 +47,7 @@ class Reservation:
     token: Token
     _transaction: FactTransaction[Any]
     texts: list[str] = attrs.field(init=False, factory=list)
-    caches_token: Token | None = attrs.field(init=False, default=None)
+    caches_token: Token = attrs.field(init=False, default=Token(0))
 
     @property
     def stream_id(self) -> int:

@@ -366,7 +366,7 @@ class PostgresSession:
                 raise
             self.rollback()
             if not _is_of_marks(error.__cause__):
-                raise self._row_refused(error) from error.__cause__
+                raise _refused_at_commit(self, error) from error.__cause__
             self.verify()
             raise StoreError(f"database {self.name!r}: its tables were made anew: try again", temporary=True) from error
         else:
@@ -377,15 +377,6 @@ class PostgresSession:
                 self.holder.marks[self._name], self.holder.table = self._mark, int(marked.get_value(0, 0) or 0)
                 if self._is_stale():  # another session has not seen this mark at the server that it has reached
                     self._was_committed(backend)
-
-    def _row_refused(self, error: StoreError) -> StoreError:
-        """Return the error of a deferred constraint, or of a trigger of the application, which COMMIT has called."""
-        cause = error.__cause__
-        if isinstance(cause, errors.IntegrityError):
-            table = f'"{cause.diag.schema_name}"."{cause.diag.table_name}"'
-            if not self.run(_IS_DEFERRABLE, (table, cause.diag.constraint_name)):
-                return error
-        return RowRefusedError(str(error))
 
     def rollback(self) -> None:
         """Undo the transaction.  If ROLLBACK fails, the session is closed, and the server undoes the transaction."""
@@ -569,6 +560,16 @@ def _kind_of(error: psycopg.Error) -> type[StoreError]:
     if error.sqlstate == _TOO_LARGE:
         return TooLargeError
     return ValueRefusedError if _is_of_values(error) else StoreError
+
+
+def _refused_at_commit(session: PostgresSession, error: StoreError) -> StoreError:
+    """Return the error of a deferred constraint, or of a trigger of the application, which COMMIT has called."""
+    cause = error.__cause__
+    if isinstance(cause, errors.IntegrityError):
+        table = f'"{cause.diag.schema_name}"."{cause.diag.table_name}"'
+        if not session.run(_IS_DEFERRABLE, (table, cause.diag.constraint_name)):
+            return error
+    return RowRefusedError(str(error))
 
 
 def _is_of_values(error: psycopg.Error) -> bool:
