@@ -40,11 +40,11 @@ def read_histories(database: Database) -> Histories:
 def check_histories(folder: Folder, manifest: Manifest, histories: Histories) -> None:
     """Store the histories in a folder to which facts of a database will be added.
 
-    StoreError if the segments have facts of another history.  What an interrupted run has left behind is removed if it
-    may have other facts.
+    The folder may have segments of other databases: their histories stay.  StoreError if the segments have facts of
+    another history.  What an interrupted run has left behind is removed if it may have other facts.
     """
-    known = stored_histories(folder)
-    for key, chain in manifest.chains().items():
+    known, chains = stored_histories(folder), manifest.chains()
+    for key, chain in chains.items():
         end = chain[-1].upto
         if key not in known or key not in histories:
             continue
@@ -55,9 +55,10 @@ def check_histories(folder: Folder, manifest: Manifest, histories: Histories) ->
                 f"segments of {stream} by {writer} reach {end}, but the database has other facts above "
                 f"{common or Token(0)}: it was restored or exchanged; write to a folder other than {folder.url}"
             )
-    if histories and histories != known:
+    found = {**{key: known[key] for key in chains if key in known}, **histories}
+    if found != known:
         folder.remove(WORK)
-        write_index(folder, HISTORIES, _encode(histories))
+        write_index(folder, HISTORIES, _encode(found))
 
 
 def _encode(histories: Histories) -> bytes:

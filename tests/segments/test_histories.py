@@ -97,6 +97,19 @@ def test_the_chains_after_one_without_a_history_are_compared(tmp_path: Path) -> 
         check_histories(written, Manifest([*chains, of_other]), {(STREAM, OTHER): [A, epoch("c", 6)]})
 
 
+def test_the_histories_of_another_database_in_the_folder_stay_while_it_has_their_segments(
+    folder: tuple[LocalFolder, Manifest],
+) -> None:
+    written, manifest = folder
+    of_other = {(STREAM, OTHER): [epoch("o", 1)]}
+    check_histories(written, manifest, of_other)
+    assert stored_histories(written) == {**of_master(A, B), **of_other}
+    with pytest.raises(StoreError, match="segments of orders by master reach 11, but the database has other facts"):
+        check_histories(written, manifest, of_master(A, B, epoch("c", 6)))
+    check_histories(written, Manifest(), of_other)
+    assert stored_histories(written) == of_other
+
+
 def test_a_file_that_cannot_be_read_is_named(folder: tuple[LocalFolder, Manifest]) -> None:
     written, manifest = folder
     with written.create(HISTORIES) as sink:
