@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
 from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
@@ -14,7 +18,9 @@ from replication.urls import Url
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from twisted.internet.interfaces import IDelayedCall
 
     from replication.segments.manifest import Manifest
     from replication.streams.definitions import Dialect
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
 MAX_TOKEN: Final = Token(2**63 - 1)
+IDLE: Final = 2.0  # seconds after the last request until an SQLite file is closed
 
 
 class DatabaseCatchUp:
@@ -29,18 +36,27 @@ class DatabaseCatchUp:
 
     ``url`` is ``sqlite:///…`` or ``postgresql://…``; the database is only read.  ``definitions`` are of streams in
     tables of an application.  If there are any, the database may be that of another program, such as a Synapse.
+
+    An SQLite file is closed while nothing is read: a backup may be restored into its place.  An open file would hide
+    the new one, or its lock would keep the master from starting.
     """
 
     name = "the database"
+    log = Logger()
 
     def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
         dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
         self._mapped = {each.name: each for each in definitions if each.maps(dialect) or each.sources(dialect)}
         # Of these streams another program stores the positions, or none.
         self.foreign = {name: each for name, each in self._mapped.items() if each.position_name is not None}
-        self._store: IStreamStore = open_store(url, reactor, read_only=True, foreign=bool(self._mapped))
+        self._new_store = partial(open_store, url, reactor, read_only=True, foreign=bool(self._mapped))
+        self._store: IStreamStore = self._new_store()
         self._declared: set[StreamName] = set()
         self._opened = False
+        self._rests = dialect == "sqlite" and not self.foreign
+        self._reactor = reactor
+        self._requests = 0  # that are not answered yet
+        self._rest: IDelayedCall | None = None
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return facts up to the position of the writer in this database, which may be below ``upto``.
@@ -48,6 +64,10 @@ class DatabaseCatchUp:
         In the tables of an application the facts up to ``upto`` are complete, because the writer has published that
         position.  StoreError: the database cannot be read, or lacks the stream.
         """
+        with self._used():
+            return await self._facts(stream, writer, after=after, upto=upto, limit=limit)
+
+    async def _facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         await self._declare(stream)
         if stream in self._mapped:
             end = min(upto, Token(after + MOST_IDS))
@@ -64,8 +84,9 @@ class DatabaseCatchUp:
 
     async def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer; empty if this database has none."""
-        await self._open()
-        return await self._store.history(stream, writer)
+        with self._used():
+            await self._open()
+            return await self._store.history(stream, writer)
 
     # ---- the source of an audit
 
@@ -104,7 +125,34 @@ class DatabaseCatchUp:
 
     async def close(self) -> None:
         """Close the database."""
+        self._rests = False
+        self._wake()
         await self._store.close()
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """Keep the database open for one request, and for some time after it."""
+        self._wake()
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if self._rests and self._opened and not self._requests:
+                self._rest = self._reactor.callLater(IDLE, self._close_for_now)
+
+    def _wake(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _close_for_now(self) -> None:
+        """Close the file; the next request opens the one that is there then."""
+        self._rest = None
+        store, self._store, self._opened = self._store, self._new_store(), False
+        self._declared.clear()
+        closing = Deferred.fromCoroutine(store.close())
+        closing.addErrback(lambda failure: self.log.failure("closing {name}", failure, name=self.name))
 
     async def _declare(self, stream: StreamName) -> None:
         await self._open()

@@ -32,7 +32,7 @@ from replication.web.client import HttpCatchUp
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import Net, begin, error_of, logged, now
 from tests.segments.histories import replace_lines, write_segment
-from tests.storage.pump import Pump
+from tests.storage.pump import PumpedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,7 +219,7 @@ class HistoryTests(SourcesCase):
 
     def test_a_database_has_histories_and_segments_are_left_out(self) -> None:
         with TemporaryDirectory() as folder:
-            pump, url = Pump(), f"sqlite:///{folder}/writer.db"
+            pump, url = PumpedClock(), f"sqlite:///{folder}/writer.db"
             store = open_store(url, pump)
             pump.wait(store.open())
             pump.wait(store.store_histories(MASTER, {ORDERS: self.HISTORY}))
@@ -325,7 +325,7 @@ class OtherHistoryTests(SourcesCase):
 
     def test_segments_have_the_history_of_their_facts(self) -> None:
         with TemporaryDirectory() as name:
-            folder, pump = LocalFolder(Path(name)), Pump()
+            folder, pump = LocalFolder(Path(name)), PumpedClock()
             facts = [Fact(Token(token), (f"[{token}]",)) for token in range(2, 8)]
             write_manifest(folder, Manifest([write_segment(folder, facts)]))
             sources = CatchUpSources(pump, [name], {"master": {"http": "http://m:1"}}, None)
@@ -355,7 +355,7 @@ class OtherHistoryTests(SourcesCase):
         later = (*self.OLD, Epoch("b", Token(9), Token(9)))
         for range_end, followed, expected in ((9, restored, 12), (5, restored, 5), (9, later, 5), (0, restored, 12)):
             with TemporaryDirectory() as name:
-                folder, pump = LocalFolder(Path(name)), Pump()
+                folder, pump = LocalFolder(Path(name)), PumpedClock()
                 segments = [write_segment(folder, facts[:4]), write_segment(folder, facts[4:], after=5)]
                 compacted = [replace(each, compacted=True, compacted_upto=Token(range_end)) for each in segments]
                 write_manifest(folder, Manifest(compacted))
@@ -408,7 +408,7 @@ class SegmentTests(SourcesCase):
 
     def fetched(self, spoil: Callable[[bytes], bytes], manifest: str | None = None) -> list[Fact]:
         with TemporaryDirectory() as folder:
-            pump, url = Pump(), f"sqlite:///{folder}/writer.db"
+            pump, url = PumpedClock(), f"sqlite:///{folder}/writer.db"
             store = open_store(url, pump)
             pump.wait(store.open())
             pump.wait(store.declare(StreamDefinition(ORDERS)))
@@ -439,7 +439,7 @@ class SegmentTests(SourcesCase):
 
     def test_what_each_folder_has_is_shown(self) -> None:
         with TemporaryDirectory() as name:
-            pump, rows = Pump(), len(self.FACTS)
+            pump, rows = PumpedClock(), len(self.FACTS)
             places = [str(Path(name, each)) for each in ("empty", "one", "two")]
             expected = []
             for place in places:
@@ -518,7 +518,7 @@ class SourcesTests(SourcesCase):
     def test_the_writers_http_is_tried_after_databases(self) -> None:
         """Trap 29: an in-memory stream has no table, and must not stop there."""
         with TemporaryDirectory() as folder:
-            pump, url = Pump(), f"sqlite:///{folder}/writer.db"
+            pump, url = PumpedClock(), f"sqlite:///{folder}/writer.db"
             store = open_store(url, pump)
             pump.wait(store.open())
             pump.wait(store.declare(StreamDefinition(ORDERS, in_memory=True)))
@@ -664,7 +664,7 @@ class ConstructionTests(SynchronousTestCase):
 
     def test_a_path_is_a_folder_of_segments(self) -> None:
         with TemporaryDirectory() as folder:
-            pump = Pump()
+            pump = PumpedClock()
             sources = CatchUpSources(pump, [folder, f"file://{folder}"], {}, None)
             self.assertEqual([type(each) for each in sources._sources.values()], [SegmentCatchUp] * 2)
             threads = {each.name for each in enumerate_threads()}

@@ -12,13 +12,13 @@ from unittest.mock import patch
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
-from replication.follower.sources import DatabaseCatchUp
+from replication.follower.sources import IDLE, DatabaseCatchUp
 from replication.storage import open_store
 from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.storage.pump import Pump
+from tests.storage.pump import PumpedClock, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ ORDERS, MASTER = StreamName("orders"), InstanceName("master")
 
 class DatabaseTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.pump = Pump()
+        self.pump = PumpedClock()
         folder = TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.path = Path(folder.name, "app.db")
@@ -174,6 +174,29 @@ class DatabaseTests(SynchronousTestCase):
         self.write(Fact(Token(8), ("[]",)), upto=8)
         self.assertEqual((self.ask(7, 8)[1], asked), (8, ["orders"] * 2))
         self.assertEqual(opened, ["open"])
+
+    def test_a_file_is_closed_while_nothing_is_read_and_a_backup_in_its_place_is_read_then(self) -> None:
+        """With the file open, a master could not begin the WAL of a backup that was copied over it."""
+        self.write(Fact(Token(2), ("[1]",)), upto=2)
+        backup = self.path.with_name("backup.db")
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("VACUUM INTO ?", [str(backup)])
+        self.write(Fact(Token(3), ("[2]",)), upto=3)
+        self.pump.advance(IDLE)
+        self.assertEqual(self.ask(1, 9)[1], 3)
+        self.pump.advance(IDLE / 2)
+        self.assertEqual(self.ask(1, 9)[1], 3)
+        self.pump.advance(IDLE / 2)
+        self.assertTrue(self.source._opened)
+        self.pump.advance(IDLE / 2)
+        self.pump.run_call()
+        self.assertEqual(threads_of(str(self.path)), [])
+        for each in self.path.parent.glob(f"{self.path.name}-*"):
+            each.unlink()
+        self.path.write_bytes(backup.read_bytes())
+        with closing(sqlite3.connect(self.path, timeout=0)) as database:
+            self.assertEqual(database.execute("PRAGMA journal_mode = WAL").fetchall(), [("wal",)])
+        self.assertEqual(self.ask(1, 9), ([Fact(Token(2), ("[1]",))], 2))
 
     def test_a_copy_that_went_back_between_two_pages_is_read_up_to_its_new_position(self) -> None:
         self.write(*[Fact(Token(each), ("[]",)) for each in range(2, 8)], upto=7)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -52,6 +53,14 @@ class Pump:
         if isinstance(outcome[0], Failure):
             outcome[0].raiseException()
         return outcome[0]
+
+
+class PumpedClock(Pump, Clock):
+    """A pump with a time of its own, which ``advance`` moves."""
+
+    def __init__(self) -> None:
+        Pump.__init__(self)
+        Clock.__init__(self)
 
 
 def threads_of(name: str) -> list[str]:
