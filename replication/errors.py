@@ -7,7 +7,7 @@
     │   ├── LocalProtocolError    this process was about to send what it may not send
     │   └── RemoteProtocolError   the peer sent what it may not send: kind
     ├── StreamError               a stream, a fact or an ID is not what the caller expects
-    │   ├── UnknownStreamError    no such stream: stream
+    │   ├── UnknownStreamError    no such stream: stream, lasting
     │   ├── NotAWriterError       this instance does not write that stream: stream, instance
     │   ├── RowError              a row is not JSON, or not as its stream declares it: stream, fact
     │   ├── SequenceRegressedError  a sequence repeated an ID: ids, used_upto
@@ -78,10 +78,11 @@ class StreamError(ReplicationError):
 class UnknownStreamError(StreamError):
     """No stream of that name is declared, written or copied here.
 
-    ``stream`` is the name.
+    ``stream`` is the name.  If it is ``lasting``, this process will not have the stream before its next start.
     """
 
     stream: str | None = None
+    lasting: bool = False
 
 
 class NotAWriterError(StreamError):

@@ -286,7 +286,8 @@ class StreamRegistry:
             return self._streams[StreamName(name)]
         except KeyError:
             known = f"{', '.join(self._streams) or 'none'}{did_you_mean(name, self._streams)}"
-            raise UnknownStreamError(f"no stream {name[:100]!r} here; known streams: {known}", stream=name) from None
+            text = f"no stream {name[:100]!r} here; known streams: {known}"
+            raise UnknownStreamError(text, stream=name, lasting=True) from None
 
     def __contains__(self, name: object) -> bool:
         """Return whether a stream of that name is declared."""

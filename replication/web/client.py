@@ -255,6 +255,8 @@ class HttpCatchUp:
         gone = response.decoded().get("gone_upto") if response.code == HTTPStatus.GONE else None
         if isinstance(gone, int) and gone > after:
             raise FactsGoneError(str(response.error()), upto=gone)
+        if response.code == HTTPStatus.NOT_FOUND and response.decoded().get("lasting") is True:
+            raise FactsGoneError(str(response.error()))  # a master that does not have the stream, and will not have it
         if response.code != HTTPStatus.OK:
             raise response.error()
         try:

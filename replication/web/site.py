@@ -347,12 +347,15 @@ class Api:
     @staticmethod
     def refusal(error: errors.ReplicationError) -> RequestError:
         """Return the answer for an error."""
+        more: dict[str, Any] = {}
         if isinstance(error, errors.FactsGoneError):
             begin = {"instance": error.writer, "since": error.since}
-            more: dict[str, Any] = {name: value for name, value in begin.items() if value is not None}
+            more = {name: value for name, value in begin.items() if value is not None}
             return RequestError(410, str(error), gone_upto=error.upto, **more)
         status = next(status for classes, status in STATUSES if isinstance(error, classes))
-        return RequestError(status, str(error))
+        if isinstance(error, errors.UnknownStreamError) and error.lasting:
+            more = {"lasting": True}
+        return RequestError(status, str(error), **more)
 
     def open_lines(self, request: ApiRequest) -> LineStream | None:
         """Return what takes the body of a request whose headers have arrived; None if it is stored.

@@ -24,7 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import Agent, HTTPConnectionPool
 from zope.interface import alsoProvides
 
-from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
+from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError, UnknownStreamError
 from replication.storage.contract import facts_gone
 from replication.streams.history import Epoch
 from replication.web import client as module
@@ -190,6 +190,13 @@ class OwnSiteTests(CatchUpContract):
         with self.assertRaisesRegex(FactsGoneError, "HTTP 410: facts of orders by master up to 3 are gone") as caught:
             self.page(0, 5)
         self.assertEqual(caught.exception.upto, 3)
+
+    def test_a_process_that_will_not_have_the_stream_is_not_waited_for(self) -> None:
+        for lasting in (True, False):
+            self.served.error = UnknownStreamError("no stream 'orders' here", lasting=lasting)
+            with self.assertRaisesRegex(CatchUpError, "HTTP 404: no stream 'orders' here") as caught:
+                self.page(0, 5)
+            self.assertEqual(isinstance(caught.exception, FactsGoneError), lasting)
 
     def test_an_answer_410_of_another_program_is_an_error_only(self) -> None:
         self.served.error = facts_gone(ORDERS, MASTER, Token(0))

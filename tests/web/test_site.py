@@ -26,6 +26,7 @@ from replication.errors import (
     SequenceRegressedError,
     StoppingError,
     StoreError,
+    UnknownStreamError,
     ValueRefusedError,
 )
 from replication.follower.worker import Worker
@@ -193,6 +194,11 @@ class ErrorTests(ApiTestCase):
         ):
             self.served.error = error
             self.assert_refused(self.get(f"{UPDATES}?instance=master&from=0&upto=9"), code, str(error))
+
+    def test_a_stream_that_the_process_will_not_have_is_a_lasting_404(self) -> None:
+        self.served.error = UnknownStreamError("no stream 'stock' here", stream="stock", lasting=True)
+        received = self.get(f"{UPDATES}?instance=master&from=0&upto=9")
+        self.assertEqual((received.code, received.json["lasting"]), (404, True))
 
     def test_facts_that_are_gone_are_a_410_with_where_to_begin(self) -> None:
         for query, since in (("instance=master&from=0&upto=9", None), ("since=0", "m0~1.7")):
