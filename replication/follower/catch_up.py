@@ -132,9 +132,9 @@ class CatchUpSources:
         """Check the sources."""
         self._in_memory = {each.name for each in self._definitions if each.in_memory}
         for url in self._urls:
-            if is_folder(url) and "://" not in url.reveal() and not Path(url.reveal()).is_dir():
+            if is_folder(url) and "://" not in url.reveal() and (why := _no_folder(url)):
                 what = "give http://host:port, a database URL, or a folder of segments"
-                raise ConfigError(f"cannot catch up from {url!r}: there is no such folder; {what}")
+                raise ConfigError(f"cannot catch up from {url!r}: {why}; {what}")
             self._source(url)
 
     async def fetch(
@@ -456,6 +456,14 @@ class CatchUpSources:
 
 def _no_http(endpoint: str | None, writer: InstanceName) -> str:
     return f"no HTTP is known for {writer!r} at {endpoint}: give catch_up, or http in [writers.{writer}]"
+
+
+def _no_folder(path: Url) -> str:
+    """Return why there is no folder; empty if there is one."""
+    try:
+        return "" if Path(path.reveal()).is_dir() else "there is no such folder"
+    except OSError as error:  # of a folder above it
+        return str(error.strerror)
 
 
 def _only_common(page: Page, after: Token, theirs: History, ours: History, what: str) -> Page:

@@ -89,7 +89,11 @@ class SqliteDatabase:
     def __init__(self, url: Url) -> None:
         self.url = url
         path = Path(url.reveal().removeprefix("sqlite:///"))
-        if not path.is_file():
+        try:
+            found = path.is_file()
+        except OSError as error:  # of a folder above it
+            raise StoreError(f"database {url!r}: {error.strerror}") from error
+        if not found:
             raise StoreError(f"database {url!r}: there is no such file")
         self._target = f"{path.as_uri()}?mode=ro"
         self._session = SqliteSession(str(path), read_only=True, busy_timeout=LOCK_TIMEOUT)

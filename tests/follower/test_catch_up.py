@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from errno import EACCES
+from os import strerror
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import enumerate as enumerate_threads
@@ -670,6 +672,13 @@ class ConstructionTests(SynchronousTestCase):
             threads = {each.name for each in enumerate_threads()}
             self.assertLessEqual({f"replication {folder}", f"replication file://{folder}"}, threads)
             pump.wait(sources.close())
+
+    def test_a_folder_below_one_that_may_not_be_read_is_refused_at_construction(self) -> None:
+        with (
+            patch.object(Path, "is_dir", side_effect=PermissionError(EACCES, strerror(EACCES))),
+            self.assertRaisesRegex(ConfigError, "cannot catch up from 'folder': Permission denied; give http"),
+        ):
+            CatchUpSources(Net(), ["folder"], {}, None)
 
     def test_an_invalid_source_is_refused_at_construction(self) -> None:
         for url in (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -28,7 +31,6 @@ from tests.segments.histories import MASTER, OTHER, fact, write_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from replication.segments.databases import Database
 
@@ -150,6 +152,12 @@ def test_positions_include_every_writer_of_every_stream(tmp_path: Path) -> None:
     write_database(tmp_path / "m.db", {}, stream="caches", positions={MASTER: 70, "": 90})
     with closing(open_database(url)) as database:
         assert read_positions(database) == [("caches", MASTER, 70), ("orders", MASTER, 2), ("orders", OTHER, 9)]
+
+
+def test_a_file_below_a_folder_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    with patch.object(Path, "is_file", side_effect=refused), pytest.raises(StoreError, match=r"m\.db.*Permission den"):
+        open_database(f"sqlite:///{tmp_path}/m.db")
 
 
 def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
