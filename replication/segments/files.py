@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
-from replication.errors import CatchUpError, ConfigError, RemoteProtocolError
+from replication.errors import CatchUpError, ConfigError, RemoteProtocolError, StoreError
 from replication.segments.compression import check_compression, decompress
+from replication.segments.histories import stored_histories
 from replication.segments.manifest import MANIFEST, read_manifest
 from replication.session.encoder import FIRST_GAP
 from replication.streams.facts import Fact, count_rows, facts_of_rows, is_ascending, texts_of, tokens_of
@@ -232,7 +233,7 @@ class _LineParser:
 
 
 def verify(folder: Folder) -> Iterator[tuple[Segment | None, str | None]]:
-    """Compare every segment of a folder with its manifest (docs/spark.md).
+    """Read the histories of a folder, and compare every segment with the manifest (docs/spark.md).
 
     Yields each segment with its fault, or None; and each fault between segments, with None for the segment.
 
@@ -245,6 +246,10 @@ def verify(folder: Folder) -> Iterator[tuple[Segment | None, str | None]]:
         check_compression(compression)
     for fault in manifest.faults():
         yield None, fault
+    try:
+        stored_histories(folder)
+    except StoreError as error:
+        yield None, str(error)
     for segment in manifest.segments:
         yield segment, verify_segment(folder, segment)
 

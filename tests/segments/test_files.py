@@ -19,6 +19,7 @@ from replication.segments import compression as codecs
 from replication.segments import files
 from replication.segments.files import MAX_LINE, SegmentReader, verify, verify_segment
 from replication.segments.folders import LocalFolder
+from replication.segments.histories import HISTORIES
 from replication.segments.manifest import (
     Manifest,
     Segment,
@@ -229,6 +230,15 @@ def test_verify_finds_a_gap_and_needs_a_manifest(tmp_path: Path) -> None:
     assert segment is None
     assert "leaves a gap" in str(fault)
     assert others == [(kept[0], None), (kept[1], None)]
+
+
+def test_verify_finds_histories_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    write_manifest(folder, Manifest([write_segment(folder, HISTORY)]))
+    (tmp_path / HISTORIES).write_text("")
+    (segment, fault), (_, none) = verify(folder)
+    assert (segment, none) == (None, None)
+    assert f"{HISTORIES} cannot be read" in str(fault)
 
 
 def test_verify_finds_lines_of_another_stream(tmp_path: Path) -> None:
