@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 def test_the_page_has_the_intervals() -> None:
     assert (SOON, LATER, UNCHANGED_AFTER) == (30, 60, 600)
     text = " ".join(section(page("operations.md"), "### Known followers").split())
-    assert "it reports every 30 s if the writer has a retention, else every minute." in text
-    assert "A report that is still true is repeated after ten minutes." in text
+    assert "it sends a report every minute; if the writer has a retention, every 30 s." in text
+    assert "If nothing changes, it repeats the report after ten minutes." in text
 
 
 class ReportTests(GoneCase):

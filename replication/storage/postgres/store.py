@@ -183,13 +183,9 @@ class PostgresStore(SqlStore[PostgresConnection]):
         tables = [each for each in self._tables.values() if each.definition.is_mapped("postgresql")]
         if not tables:
             return None
-        watch = PostgresWatch(self._new_session(WATCH_SETTINGS), tables, self._warn_once)
+        watch = PostgresWatch(self._new_session(WATCH_SETTINGS), tables, self.warnings)
         self._watches.append(ConnectionThread(self._reactor, watch, self.name))
         return ThreadedWatch(self._watches[-1])
-
-    def _warn_once(self, warning: str) -> None:
-        if warning not in self.warnings:
-            self.warnings.append(warning)
 
     async def sync(self) -> None:
         """Return: every commit has waited for the disk."""

@@ -154,13 +154,13 @@ class _Watched:
 
 
 class PostgresWatch:
-    """An IWatch over one session, blocking; ``warn`` receives a warning about a sequence that went back."""
+    """An IWatch over one session, blocking; it adds to the ``warnings`` of the store."""
 
     def __init__(
         self,
         session: PostgresSession,
         tables: Iterable[Table],
-        warn: Callable[[str], object],
+        warnings: list[str],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.session = session
@@ -171,7 +171,7 @@ class PostgresWatch:
         self._polls = 0
         self._polled_in = 0  # the number of the session
         self.streams: Sequence[StreamName] = [each.stream for each in self._watched]
-        self._warn = warn
+        self._warnings, self._warn = warnings, warnings.append
         self._now = now
         self._check_at = now() + CHECK_EVERY
         self._committed_at = 0.0
@@ -372,7 +372,8 @@ class PostgresWatch:
             found = warnings.get(each.table, [])
             if found and not each.has_wrong_rows:
                 for text in found:
-                    self._warn(text)
+                    if text not in self._warnings:  # the start has found it already
+                        self._warn(text)
             each.has_wrong_rows = bool(found)
 
     def _check_sequence(self, watched: _Watched, last_value: int | None) -> bool:

@@ -587,7 +587,7 @@ def _watch(
     table.declare(session, may_create=False)
     server.sql(INSERT)
     warnings: list[str] = []
-    watch = PostgresWatch(session, [table], warnings.append, now)
+    watch = PostgresWatch(session, [table], warnings, now)
     for _ in range(3):
         (start,) = watch.poll().values()
     assert start.settled == start.last_value
@@ -644,7 +644,7 @@ def test_f9_a_crash_takes_back_no_published_id(rows: int, rolled_back: int) -> N
         table = MappedTable(StreamDefinition("events", table="events", id_column="id", row=["name"]))
         table.declare(session, may_create=False)
         warnings: list[str] = []
-        watch = PostgresWatch(session, [table], warnings.append)
+        watch = PostgresWatch(session, [table], warnings)
         for _ in range(rows):
             server.sql(INSERT)
         with psycopg.connect(server.url()) as other:
