@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 
 from replication.deferreds import share
 from replication.net.endpoints import is_redis
+from replication.wire.commands import Ping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ class FollowedLinks:
     endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
     _first: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)  # fire once they are complete
     _sent: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions
+    _partial: set[IWriterLink] = attrs.field(init=False, factory=set)  # to relays that have not found all writers
     # The open connections that have sent a POSITION of each writer; one of them is followed.
     _of_writers: dict[InstanceName, set[IWriterLink]] = attrs.field(init=False, factory=lambda: defaultdict(set))
 
@@ -54,6 +56,10 @@ class FollowedLinks:
     def all_positions_received(self) -> bool:
         """Whether the first positions of each link were complete once since the start."""
         return all(first.called for first in self._first.values())
+
+    def all_writers_found(self) -> bool:
+        """Whether all positions are received, and each relay that is followed has found all of its writers, too."""
+        return self.all_positions_received() and not self._partial
 
     async def epoch(self, stream: StreamName, writer: InstanceName) -> str | None:
         """Return the name of a writer's newest epoch from the link that has sent its last POSITION.
@@ -85,6 +91,16 @@ class FollowedLinks:
         self.endpoints[writer] = link.endpoint
         self._of_writers[writer].add(link)
         self._sent.add(link)
+
+    def pinged(self, link: IWriterLink, ping: Ping) -> list[str]:
+        """Note whether a relay has found all of its writers (docs/protocol/connection.md B2); return the words."""
+        words = ping.text.split()
+        match words:
+            case [Ping.COMPLETE] | [_, Ping.ECHO]:
+                self._partial.discard(link)
+            case [_, Ping.PARTIAL, Ping.ECHO]:
+                self._partial.add(link)
+        return words
 
     def is_late(self, link: IWriterLink) -> bool:
         """Whether a link follows, and its first positions were not complete then."""

@@ -14,6 +14,7 @@ import attrs
 from twisted.logger import Logger
 
 from replication.errors import LocalProtocolError
+from replication.follower.links import FollowedLinks
 from replication.net.broadcast import Broadcast
 from replication.presence.syncing import SyncingUsers
 from replication.presence.tracker import PresenceTracker
@@ -25,6 +26,7 @@ from replication.wire.commands import (
     ClearUserSync,
     Command,
     FederationAck,
+    Ping,
     RemoteServerUp,
     UserIp,
     UserSync,
@@ -64,7 +66,8 @@ class Relay:
         limits: of each connection.
         reporter: sends commands to the writers.
 
-    ``all_found`` returns whether each connection to writers has sent its positions.  ``followed_epoch`` returns the
+    ``links`` are those to the writers.  The relay ``is_complete`` once it has announced all their writers: until then a
+    follower does not know whether there are others (docs/protocol/connection.md B2).  ``followed_epoch`` returns the
     name of the newest epoch that is followed of a writer; empty if there is none.  ``own`` are the positions of the
     streams that this process writes, and None if it writes none.  Then ``server`` has the followers.
 
@@ -77,7 +80,8 @@ class Relay:
     _reporter: PresenceReporter
     own: IPositions | None = attrs.field(init=False, default=None)
     server: RelayServer | None = attrs.field(init=False, default=None)
-    all_found: Callable[[], bool] = attrs.field(init=False, default=lambda: True)
+    links: FollowedLinks = attrs.field(init=False, factory=FollowedLinks)
+    is_complete: bool = attrs.field(init=False, default=False)
     followed_epoch: Callable[[StreamName, InstanceName], Awaitable[str]] = attrs.field(init=False)
     _published: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each announced writer
     _found_at: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each other writer
@@ -122,7 +126,8 @@ class Relay:
 
     def announce(self) -> None:
         """Announce the writers that can be; while this process is patient, only all together."""
-        if self._patient and not (self.all_found() and self._confirmed.keys() == self._found_at.keys()):
+        found = self.links.all_writers_found()
+        if self._patient and not (found and self._confirmed.keys() == self._found_at.keys()):
             return
         self._patient = False
         for key, position in self._confirmed.items():
@@ -130,6 +135,11 @@ class Relay:
             self._published[key] = position
             self.broadcast.publish(key[0], self._position(key))
         self._confirmed.clear()
+        if not self.is_complete and not self._found_at and found:
+            self.is_complete = True
+            self.broadcast.flush()  # the POSITIONs first
+            for peer in self.broadcast:
+                peer.send(Ping(Ping.COMPLETE))
 
     def end_patience(self) -> None:
         """Wait for no other writer any more."""

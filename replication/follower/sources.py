@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from replication.net.endpoints import is_redis
 from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
 from replication.streams.definitions import StreamDefinition
@@ -18,7 +19,7 @@ from replication.urls import Url
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from twisted.internet.interfaces import IDelayedCall
 
@@ -198,3 +199,14 @@ class SegmentCatchUp:
         """Close the files and end the thread."""
         await self._thread.run(self._archive.close)
         await self._thread.stop()
+
+
+def described_streams(
+    endpoints: Sequence[str], definitions: Sequence[StreamDefinition]
+) -> dict[StreamName, StreamDefinition]:
+    """Return the definitions of streams that other programs write, by name: behind Redis, those of a Synapse."""
+    if any(map(is_redis, endpoints)):
+        from replication.synapse import since_1_159  # noqa: PLC0415 (few workers follow a Synapse)
+
+        definitions = [*(each.definition for each in since_1_159.STREAMS), *definitions]
+    return {StreamName(each.name): each for each in definitions}

@@ -24,7 +24,6 @@ from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
 from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower, begin_without_gap
 from replication.logs import TroubleLog
-from replication.net.endpoints import is_redis
 from replication.session.backoff import Backoff
 from replication.session.channel import LostRow
 from replication.session.connection import Fault, Received, Rows
@@ -123,7 +122,7 @@ class FollowedStreams:
             patience=QUIET_PERIOD,
         )
         if self.relay is not None:
-            self.relay.all_found = self.links.all_positions_received
+            self.relay.links = self.links
             self.relay.followed_epoch = self._followed_epoch
         if self._audit_interval and self._sources.foreign_database() is None:
             self._relayed_audit = RelayedAudit(
@@ -168,7 +167,7 @@ class FollowedStreams:
 
         Over Redis, a process that does not run, or is slow, sends no position: only the database shows such a writer.
         """
-        if not self.links.all_positions_received():
+        if not self.links.all_writers_found():
             return False
         return not self.links.over_redis() or (self._audit is not None and self._audit.all_writers_known(follower))
 
@@ -253,7 +252,7 @@ class FollowedStreams:
             elif isinstance(command, LostRow):
                 self._followers[command.stream].row_lost(client, command.instance)
             elif isinstance(command, Ping):
-                _compare_again(self._followers, command)
+                _act_on_ping(self.links.pinged(client, command), self._followers, self.relay)
             elif client.peer is not None and not isinstance(command, Fault):
                 self._commands.receive(client.peer, command)
                 if self.relay is not None:
@@ -480,21 +479,11 @@ def _known_tokens(name: StreamName, mode: FollowMode, store: IStreamStore, follo
     return (CopiedTokens if mode is FollowMode.COPIED else ReceivedTokens)(name, store)
 
 
-def described_streams(
-    endpoints: Sequence[str], definitions: Sequence[StreamDefinition]
-) -> dict[StreamName, StreamDefinition]:
-    """Return the definitions of streams that other programs write, by name: behind Redis, those of a Synapse."""
-    if any(map(is_redis, endpoints)):
-        from replication.synapse import since_1_159  # noqa: PLC0415 (few workers follow a Synapse)
-
-        definitions = [*(each.definition for each in since_1_159.STREAMS), *definitions]
-    return {StreamName(each.name): each for each in definitions}
-
-
-def _compare_again(followers: Mapping[StreamName, StreamFollower], ping: Ping) -> None:
-    """Compare the history that a PING names once more: it has changed on this connection."""
-    match ping.text.split():
+def _act_on_ping(words: list[str], followers: Mapping[StreamName, StreamFollower], relay: Relay | None) -> None:
+    match words:
         case [Ping.HISTORY, stream, writer] if (follower := followers.get(StreamName(stream))) is not None:
             for cursor in [each for name, each in follower.cursors.items() if name == writer]:
                 cursor.compare_again()
                 follower.resume()
+        case [Ping.COMPLETE] if relay is not None:
+            relay.announce()

@@ -19,7 +19,8 @@ from replication.follower.relay import make_relay
 from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
 from replication.follower.skips import FollowedSkips
-from replication.follower.streams import FollowedStreams, described_streams
+from replication.follower.sources import described_streams
+from replication.follower.streams import FollowedStreams
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction

@@ -35,6 +35,11 @@ POLL_INTERVAL: Final = 1.0  # seconds
 class IPositions(Protocol):
     """What answers REPLICATE, and a PING that asks for an epoch."""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether ``lines`` has a position of each writer; a relay may not have found all."""
+        ...
+
     async def refresh(self) -> None:
         """Return once ``lines`` has the positions of this moment."""
 
@@ -66,6 +71,7 @@ class Positions:
     """
 
     log = Logger()
+    is_complete = True
 
     def __init__(
         self,

@@ -210,7 +210,8 @@ class Subscribers(Factory):
             peer.fail(Fault(UNNAMED, "no right"))
             return
         peer.rights = rights
-        peer.send(Server(self._server_name), Ping(f"{int(self._wall() * 1000)} {Ping.ECHO}"))
+        partial = "" if self._positions.is_complete else f"{Ping.PARTIAL} "
+        peer.send(Server(self._server_name), Ping(f"{int(self._wall() * 1000)} {partial}{Ping.ECHO}"))
         self._broadcast.add(peer, _readable(peer, ()))
         if self._bounds.handshake_timeout:
             if len(self._silent) + len(self._watching) >= MAX_QUICK_SILENT:

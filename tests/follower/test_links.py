@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.follower.links import FollowedLinks, is_open
+from replication.wire.commands import Ping
 from replication.wire.grammar import InstanceName, StreamName
 from tests.doubles import begin, now
 
@@ -43,6 +44,24 @@ class LinksTests(SynchronousTestCase):
         link: Any = Link(endpoint, state)
         self.links.add(link)
         return link
+
+    def test_a_relay_may_not_have_found_all_writers(self) -> None:
+        relay = self.add("tcp:a:1", "following")
+        self.links.position_received(relay, ONE)
+        self.links.following(relay)
+        for text, found in (
+            ("1", True),
+            ("1 echo", True),
+            ("1 partial echo", False),
+            ("2", False),
+            ("echo 1 orders one", False),
+            ("complete", True),
+            ("1 partial echo", False),
+            ("1 echo", True),
+        ):
+            self.links.pinged(relay, Ping(text))
+            self.assertEqual(self.links.all_writers_found(), found, text)
+        self.assertTrue(self.links.all_positions_received())
 
     def test_first_positions_are_complete_once_each_link_has_sent_some_and_follows(self) -> None:
         first, second = self.add("tcp:a:1"), self.add("tcp:b:1")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from replication.web.client import HttpCatchUp
 
 RELAY_WIRE, RELAY_HTTP = 9192, 9193
+COMPLETE = b"PING complete\n"
 CIRCLE = "ERROR relays follow each other in a circle; check connect of each"
 
 
@@ -147,7 +148,7 @@ class PublishingTests(RelayCase):
         orders, stock = self.follow("orders"), self.follow("stock")
         self.store.open_gate("commit")
         self.net.run()
-        self.assertEqual((orders.read(), stock.read()), (position(7, 7), b""))
+        self.assertEqual((orders.read(), stock.read()), (position(7, 7) + COMPLETE, COMPLETE))
 
     def test_the_positions_of_own_streams_are_read_again_before_they_are_sent(self) -> None:
         relay = self.worker._relay
@@ -156,6 +157,8 @@ class PublishingTests(RelayCase):
         asked: list[object] = []
 
         class Own:
+            is_complete = True
+
             async def refresh(self) -> None:
                 await read
 
@@ -186,7 +189,7 @@ class PublishingTests(RelayCase):
         self.assertEqual(wire.read(), b"")
         self.store.open_gate("commit")
         self.net.run()
-        self.assertEqual(wire.read(), position(7, 7) + rdata(8))
+        self.assertEqual(wire.read(), position(7, 7) + COMPLETE + rdata(8))
         self.send(writer, position(1, 1, writer="late"))
         self.assertEqual(wire.read(), position(1, 1, writer="late"))
 
@@ -205,7 +208,7 @@ class PublishingTests(RelayCase):
         with logged():
             self.store.open_gate("commit")
             self.net.run(1)
-        self.assertEqual(wire.read(), position(5, 5))
+        self.assertEqual(wire.read(), position(5, 5) + COMPLETE)
         self.flushLoggedErrors(ValueError)
 
     def test_writers_are_announced_together_after_a_start(self) -> None:
@@ -222,7 +225,7 @@ class PublishingTests(RelayCase):
         self.assertEqual(wire.read(), b"")
         self.store.open_gate("commit")
         self.net.run()
-        self.assertEqual(wire.read(), position(5, 5, writer="one") + position(6, 6, writer="two"))
+        self.assertEqual(wire.read(), position(5, 5, writer="one") + position(6, 6, writer="two") + COMPLETE)
 
     def test_an_absent_writer_is_not_waited_for_long(self) -> None:
         self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
@@ -233,7 +236,28 @@ class PublishingTests(RelayCase):
             self.net.run(QUIET_PERIOD - 0.1)
             self.assertEqual(wire.read(), b"")
             self.net.run(0.2)
-        self.assertIn(position(5, 5, writer="one"), wire.read())
+        received = wire.read()
+        self.assertIn(position(5, 5, writer="one"), received)
+        self.assertNotIn(COMPLETE, received)
+
+    def test_a_follower_learns_when_an_absent_writer_is_found(self) -> None:
+        """Until then a program that polls the follower with ``since`` could miss facts of that writer."""
+        self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
+        self.serve(HELLO + position(1, 5, writer="one"))
+        begin(self.worker.start())
+        with logged():
+            self.net.run(QUIET_PERIOD + 0.1)
+        early = connect(self.worker.factory())
+        self.wires.append(early)
+        self.net.run()
+        self.assertRegex(lines_of(early.read())[1], r"^PING \d+ partial echo$")
+        self.serve(HELLO + position(1, 6, writer="two"), port=9102)
+        self.net.run(3)
+        self.assertEqual(early.read(), position(6, 6, writer="two") + COMPLETE)
+        wire = connect(self.worker.factory())
+        self.wires.append(wire)
+        self.net.run()
+        self.assertRegex(lines_of(wire.read())[1], r"^PING \d+ echo$")
 
     def test_a_writer_that_goes_back_before_it_is_announced_is_announced_where_it_is(self) -> None:
         self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
@@ -246,7 +270,7 @@ class PublishingTests(RelayCase):
             self.net.run(1)
         self.serve(HELLO + position(1, 6, writer="two"), port=9102)
         self.net.run(2.5)
-        self.assertEqual(wire.read(), position(3, 3, writer="one") + position(6, 6, writer="two"))
+        self.assertEqual(wire.read(), position(3, 3, writer="one") + position(6, 6, writer="two") + COMPLETE)
 
     def test_an_announced_writer_stays_while_it_is_not_connected(self) -> None:
         writer = self.serve(HELLO + position(1, 1))
@@ -264,7 +288,7 @@ class PublishingTests(RelayCase):
         self.assertEqual(wire.read(), b"")
         self.store.errors.clear()
         self.start()
-        self.assertEqual(wire.read(), position(1, 1))
+        self.assertEqual(wire.read(), position(1, 1) + COMPLETE)
 
     def test_after_another_error_of_the_database_followers_receive_it(self) -> None:
         wire = self.follow()

@@ -20,6 +20,7 @@ from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.streams.positions import MultiWriterToken
 from replication.streams.retention import SegmentChain
+from replication.wire.commands import Ping
 from replication.wire.grammar import InstanceName, Token
 from replication.writer.served import WrittenStreams
 from tests.doubles import FragileStore, begin, error_of, logged, now, shown_metrics
@@ -61,6 +62,24 @@ class SeveralWritersTests(WorkerCase):
         since, text = now(self.worker.served.since("orders", "2", 1))
         self.assertEqual(([each.token for each in since.written], text), ([3], "3"))
         self.assertIsInstance(error_of(begin(self.worker.served.since("stock", "2", 10))), UnknownStreamError)
+
+    def test_behind_a_relay_no_page_passes_a_writer_that_the_relay_has_not_found(self) -> None:
+        """The relay does not wait for it long.  Programs that poll here never received its facts."""
+        relay = self.serve(HELLO + position(1, 1, writer="one"))
+        self.start()
+        (link,) = self.worker._followed.links
+        self.worker._followed.received(link, [Ping("1 partial echo")])
+        self.send(relay, rdata(2, writer="one"), rdata(5, writer="one"))
+        self.worker.served._tokens = NumberedTokens(FragileStore())
+        since, text = now(self.worker.served.since("orders", "0", 1000))
+        self.assertEqual(([each.token for each in since.written], text), ([2, 5], "m0~1.5"))
+        self.send(relay, position(1, 1, writer="new"))
+        self.assertEqual(self.worker.token("orders").of("new"), 1)
+        self.send(relay, rdata(3, writer="new"), position(3, 6, writer="new"), position(5, 6, writer="one"))
+        since, text = now(self.worker.served.since("orders", text, 1000))
+        self.assertEqual(([each.token for each in since.written], text[:3]), ([3], "m0~"))
+        self.worker._followed.received(link, [Ping("complete")])
+        self.assertEqual(now(self.worker.served.since("orders", text, 1000))[1], "6")
 
     def test_after_a_restart_no_page_passes_a_writer_that_has_sent_no_position(self) -> None:
         """Otherwise programs that poll would never receive its facts below the other writer's position."""

@@ -12,11 +12,12 @@ from unittest.mock import patch
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
-from replication.follower.sources import IDLE, DatabaseCatchUp
+from replication.follower.sources import IDLE, DatabaseCatchUp, described_streams
 from replication.storage import open_store
 from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page, Write
+from replication.synapse import since_1_159
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.pump import PumpedClock, threads_of
 
@@ -232,3 +233,14 @@ class DatabaseTests(SynchronousTestCase):
         self.write(upto=4)
         with self.assertRaises(StoreError):
             self.pump.wait(self.source.facts(StreamName("unknown"), MASTER, after=Token(1), upto=Token(9), limit=1))
+
+
+class DescribedTests(SynchronousTestCase):
+    def test_the_streams_of_a_synapse_are_described_behind_its_redis_only(self) -> None:
+        configured = StreamDefinition("events", row=["mine"])
+        others = {"orders": StreamDefinition("orders"), "events": configured}
+        definitions = [*others.values()]
+        self.assertEqual(described_streams(["tcp:here:9092"], definitions), others)
+        found = described_streams(["tcp:here:9092", "redis://here"], definitions)
+        self.assertEqual(found.keys(), {each.definition.name for each in since_1_159.STREAMS} | {"orders"})
+        self.assertIs(found[StreamName("events")], configured)

@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
-from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import (
     StoreError,
 )
 from replication.follower.catch_up import CatchUpSources
-from replication.follower.streams import described_streams
 from replication.net.protocol import ReplicationProtocol
 from replication.streams.cursor import CatchUp, Cursor
-from replication.streams.definitions import CACHES, StreamDefinition
+from replication.streams.definitions import CACHES
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
-from replication.synapse import since_1_159
 from replication.wire.grammar import StreamName, Token
 from tests.doubles import begin, error_of, lines_of, logged, now
 from tests.follower.cases import HELLO, HTTP, MASTER, WIRE, WorkerCase, contents, position, rdata
@@ -109,17 +106,6 @@ class ModeTests(WorkerCase):
         cure = "give each process an instance name of its own"
         self.assertEqual([line for line in messages if "has the name of" in line], [why + cure])
         self.assertEqual([line for line in messages if "is that its name" in line], [])
-
-
-class DescribedTests(SynchronousTestCase):
-    def test_the_streams_of_a_synapse_are_described_behind_its_redis_only(self) -> None:
-        configured = StreamDefinition("events", row=["mine"])
-        others = {"orders": StreamDefinition("orders"), "events": configured}
-        definitions = [*others.values()]
-        self.assertEqual(described_streams(["tcp:here:9092"], definitions), others)
-        found = described_streams(["tcp:here:9092", "redis://here"], definitions)
-        self.assertEqual(found.keys(), {each.definition.name for each in since_1_159.STREAMS} | {"orders"})
-        self.assertIs(found[StreamName("events")], configured)
 
 
 class OrderTests(WorkerCase):

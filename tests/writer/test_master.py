@@ -380,6 +380,7 @@ class FakeRelay:
     def __init__(self, net: Net) -> None:
         self.broadcast = Broadcast(net)
         self.own: IPositions | None = None
+        self.is_complete = True
         self.forwarded: list[Command] = []
         self.answers = 0
 
