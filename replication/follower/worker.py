@@ -134,6 +134,8 @@ class Worker(RegistersFunctions):
         _refuse_strings(connect=connect, streams=streams, catch_up=catch_up, writes=writes)
         self.instance_name: InstanceName = grammar.instance_name(instance_name)
         self.caches = Caches()
+        written = {str(each.name): each for each in writes if isinstance(each, StreamDefinition)}
+        definitions = [*{**written, **{str(each.name): each for each in definitions}}.values()]
         self.store = store_of(database or f"sqlite:///replication-{instance_name}.db", reactor)
         self._clock, self._copy, self._login = reactor, copy, (redis_password, certificate)
         self._lifetime, self._synapse_requests, self.server_name = Lifetime(reactor), SynapseRequests(), server_name

@@ -25,6 +25,7 @@ from replication.errors import (
     StreamError,
     UnknownStreamError,
 )
+from replication.follower import worker as worker_module
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.worker import Worker
 from replication.net.protocol import Limits
@@ -952,6 +953,21 @@ class WritingTests(SynchronousTestCase):
         """Its own endpoint may be in ``writers``, which many processes share."""
         self.start()
         self.assertEqual(sorted(port for port in self.net.attempted if port in self.net.serving), [9101, 9111])
+
+    def test_a_database_to_catch_up_from_has_the_tables_of_the_streams_that_are_written(self) -> None:
+        """The worker asked it for tables of this package, unless ``definitions`` had the streams once more."""
+        mapped = StreamDefinition("orders", writers=("one", "two"), table="orders", id_column="id", row=["order"])
+        other = StreamDefinition("stock", table="stock", id_column="id", row=["item"])
+        with patch.object(worker_module, "CatchUpSources", side_effect=ZeroDivisionError) as sources:
+            cases: list[tuple[list[StreamDefinition | str], list[StreamDefinition], list[StreamDefinition]]] = [
+                ([mapped], [], [mapped]),
+                ([mapped, "plain"], [other], [mapped, other]),
+                (["orders"], [mapped], [mapped]),
+            ]
+            for writes, given, found in cases:
+                with self.assertRaises(ZeroDivisionError):
+                    Worker(instance_name="one", writes=writes, definitions=given, reactor=self.net)
+                self.assertEqual(sources.call_args.args[4], found)
 
     def test_the_token_of_a_worker_has_what_it_writes_itself(self) -> None:
         """A program that waits elsewhere for this token must not miss the own facts."""
