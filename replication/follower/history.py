@@ -134,7 +134,8 @@ class FollowedHistories:
         if not self.accept_new and await self.followed(writer):
             raise StreamError(
                 f"{writer} went back from {after} to {to} on {self._stream}, and nothing undoes what was applied: "
-                f"register a function with @worker.on_reset({self._stream!r}), or {ACCEPT} to go back without one"
+                f"register a function with @worker.on_reset({self._stream!r}), or correct the effects of the facts "
+                f"above {to} by hand, and then {ACCEPT}"
             )
 
     def _without_common(self, writer: InstanceName, theirs: History, after: Token) -> Token:

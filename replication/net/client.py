@@ -52,6 +52,7 @@ MAX_PAUSE = 2.0  # longer than a slow disk needs, far shorter than the keep-aliv
 
 _NO_FILES = ("tcp:", "unix:")  # endpoints that need no certificates: parsed once
 _TIMEOUT = "ping timeout: "
+_SILENT = "no SERVER line received, as earlier connections did: restart its process if it hangs"
 _NO_SERVER = "no SERVER line received: is this a writer's --listen port, and not its --http port?"
 
 
@@ -286,8 +287,9 @@ class WriterClient(Factory):
             self._on_following(self)
 
     def _warn_of_no_server(self, peer: ReplicationProtocol) -> None:
-        self._report(f"the writer at {self.endpoint}: {_NO_SERVER}")  # and the Fault is not logged again
-        fault = Fault(f"{_TIMEOUT}{_NO_SERVER}", "ping timeout")
+        why = _SILENT if self._greeted_before else _NO_SERVER
+        self._report(f"the writer at {self.endpoint}: {why}")  # and the Fault is not logged again
+        fault = Fault(f"{_TIMEOUT}{why}", "ping timeout")
         self._server_timer = self._reactor.callLater(SERVER_TIMEOUT - SERVER_WARNING, peer.fail, fault)
 
     def _describe_early_end(self) -> str:

@@ -410,8 +410,8 @@ class FunctionTests(HistoryCase):
             self.assertEqual(len(messages), 1)
             self.assertIn(
                 "StreamError: master went back from 11 to 6 on orders, and nothing undoes what was applied: register "
-                "a function with @worker.on_reset('orders'), or start once with --accept-new-history to go back "
-                "without one; next attempt in 0.25 s",
+                "a function with @worker.on_reset('orders'), or correct the effects of the facts above 6 by hand, and "
+                "then start once with --accept-new-history",
                 messages[0],
             )
 

@@ -213,6 +213,17 @@ class ConversationTests(ClientCase):
         self.assertEqual(self.faults, [Fault(f"ping timeout: {text}", "ping timeout")])
         self.assertEqual((len(writer.connections), lines), (2, []))
 
+    def test_a_writer_that_is_silent_after_a_good_connection_may_hang(self) -> None:
+        """Its endpoint is right: an earlier connection had a SERVER line."""
+        self.serve(GOOD, b"")
+        self.client.start()
+        self.net.run()
+        with logged() as lines:
+            self.net.cut()
+            self.net.run(SERVER_WARNING + 1)
+        text = "no SERVER line received, as earlier connections did: restart its process if it hangs"
+        self.assertEqual(lines[-1], f"the writer at tcp:127.0.0.1:9092: {text}")
+
     def test_a_server_line_after_the_warning_is_in_time(self) -> None:
         writer = self.serve(b"")
         self.client.start()
