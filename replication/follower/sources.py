@@ -201,6 +201,14 @@ class SegmentCatchUp:
         await self._thread.stop()
 
 
+def all_definitions(
+    writes: Iterable[StreamDefinition | str], definitions: Iterable[StreamDefinition]
+) -> list[StreamDefinition]:
+    """Return ``definitions``, and those of the streams that this process writes, whose tables a source has, too."""
+    written = [each for each in writes if isinstance(each, StreamDefinition)]
+    return [*{str(each.name): each for each in [*written, *definitions]}.values()]
+
+
 def described_streams(
     endpoints: Sequence[str], definitions: Sequence[StreamDefinition]
 ) -> dict[StreamName, StreamDefinition]:

@@ -19,7 +19,7 @@ from replication.follower.relay import make_relay
 from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
 from replication.follower.skips import FollowedSkips
-from replication.follower.sources import described_streams
+from replication.follower.sources import all_definitions, described_streams
 from replication.follower.streams import FollowedStreams
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
@@ -134,8 +134,7 @@ class Worker(RegistersFunctions):
         _refuse_strings(connect=connect, streams=streams, catch_up=catch_up, writes=writes)
         self.instance_name: InstanceName = grammar.instance_name(instance_name)
         self.caches = Caches()
-        written = {str(each.name): each for each in writes if isinstance(each, StreamDefinition)}
-        definitions = [*{**written, **{str(each.name): each for each in definitions}}.values()]
+        definitions = all_definitions(writes, definitions)
         self.store = store_of(database or f"sqlite:///replication-{instance_name}.db", reactor)
         self._clock, self._copy, self._login = reactor, copy, (redis_password, certificate)
         self._lifetime, self._synapse_requests, self.server_name = Lifetime(reactor), SynapseRequests(), server_name
