@@ -35,11 +35,14 @@ ACCEPTED_AT_ONCE: Final = 4  # connections in one reactor turn; Twisted's 100 or
 def server_endpoint(reactor: Any, endpoint: str) -> IStreamServerEndpoint:
     """Return the endpoint that a string of Twisted describes; raises what Twisted's parser of it raises.
 
-    ValueError: a socket that systemd has passed is not one of streams, or not of the domain that the string names.
+    ValueError: a socket that systemd has passed is not one of streams, or not of the domain that the string names; or
+    the string names no socket.
 
     Its backlog is BACKLOG, unless the string has a backlog, or its kind has none, as ``systemd:``
     (docs/configuration.md, Endpoints).  It accepts ACCEPTED_AT_ONCE connections in one reactor turn.
     """
+    if endpoint.partition(":")[0] == "stdio":
+        raise ValueError("standard input is no socket: write tcp:PORT or unix:PATH")
     if not re.search(r"(?<!\\):backlog=", endpoint):
         with suppress(Exception):  # the kind takes no backlog, or the string is wrong: see below
             return _ServerEndpoint(serverFromString(reactor, f"{endpoint}:backlog={BACKLOG}"))

@@ -90,6 +90,11 @@ class ServerEndpointTests(SynchronousTestCase):
         self.successResultOf(server_endpoint(reactor, endpoint).listen(Factory()))
         return reactor
 
+    def test_standard_input_is_refused(self) -> None:
+        """The daemon's log had a traceback, because standard input has no port to close."""
+        error = self.assertRaises(ValueError, server_endpoint, MemoryReactor(), "stdio:")
+        self.assertIn("standard input is no socket: write tcp:PORT or unix:PATH", str(error))
+
     def test_an_endpoint_that_names_no_backlog_has_room_for_many_connections_at_once(self) -> None:
         for endpoint in ("tcp:9092", "tcp:9092:interface=127.0.0.1", "tcp:9092:127.0.0.1", "tcp:port=9092"):
             ((port, _, backlog, _),) = self.listen(endpoint).tcpServers
