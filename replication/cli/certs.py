@@ -151,7 +151,7 @@ def _open_authority(folder: Path) -> _Authority:
 
 
 def _may_sign(certificate: Certificate) -> bool:
-    """Return whether it is the certificate of an authority: no peer accepts what another one has signed."""
+    """Return whether a certificate may sign others; no peer accepts what another certificate has signed."""
     from cryptography import x509  # noqa: PLC0415 (an extra)
 
     try:

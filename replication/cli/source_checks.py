@@ -79,7 +79,7 @@ def check_redis(config: Config) -> Iterator[Finding]:
 
 
 def _is_whole(url: Url) -> bool:
-    """Return whether a URL has a host and a port; the error of another one quotes it, and the start refuses it."""
+    """Return whether the parts of a URL can be read; an error would quote the URL, and the start refuses it."""
     try:
         return isinstance(urlsplit(url.reveal()).port, int | None)
     except ValueError:

@@ -204,7 +204,7 @@ class SegmentCatchUp:
 def all_definitions(
     writes: Iterable[StreamDefinition | str], definitions: Iterable[StreamDefinition]
 ) -> list[StreamDefinition]:
-    """Return ``definitions``, and those of the streams that this process writes, whose tables a source has, too."""
+    """Return ``definitions``, and the definitions of the streams that this process writes."""
     written = [each for each in writes if isinstance(each, StreamDefinition)]
     return [*{str(each.name): each for each in [*written, *definitions]}.values()]
 

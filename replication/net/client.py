@@ -52,7 +52,7 @@ MAX_PAUSE = 2.0  # longer than a slow disk needs, far shorter than the keep-aliv
 
 _NO_FILES = ("tcp:", "unix:")  # endpoints that need no certificates: parsed once
 _TIMEOUT = "ping timeout: "
-_SILENT = "no SERVER line received, as earlier connections did: restart its process if it hangs"
+_SILENT = "no SERVER line received, although earlier connections received one: restart the writer's process if it hangs"
 _NO_SERVER = "no SERVER line received: is this a writer's --listen port, and not its --http port?"
 
 

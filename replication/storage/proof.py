@@ -60,7 +60,7 @@ class WriteProof:
     def noted(
         self, outcomes: Sequence[BaseException | None], batches: Sequence[Batch | None]
     ) -> Sequence[BaseException | None]:
-        """Note the outcomes of commits, and return them; what fails because of a value, a row or a key is no reason.
+        """Note the outcomes of commits, and return them; an error of a value, a row or a key does not count.
 
         A batch of None stands for a function that failed before there was one.
         """

@@ -221,8 +221,8 @@ class ConversationTests(ClientCase):
         with logged() as lines:
             self.net.cut()
             self.net.run(SERVER_WARNING + 1)
-        text = "no SERVER line received, as earlier connections did: restart its process if it hangs"
-        self.assertEqual(lines[-1], f"the writer at tcp:127.0.0.1:9092: {text}")
+        text = "no SERVER line received, although earlier connections received one: restart the writer's process"
+        self.assertEqual(lines[-1], f"the writer at tcp:127.0.0.1:9092: {text} if it hangs")
 
     def test_a_server_line_after_the_warning_is_in_time(self) -> None:
         writer = self.serve(b"")
