@@ -15,6 +15,7 @@
     │   └── PositionTimeoutError  a position was not reached in time: stream, writer, token, position, timeout
     ├── StoreError                a database cannot do what was asked: temporary
     │   ├── ValueRefusedError     a table cannot hold a value
+    │   ├── RowRefusedError       a constraint or a trigger refuses a row
     │   ├── SchemaError           the tables are not this package's, or of another version: version
     │   ├── PositionMovedError    another process moved a position: stream, writer, expected, stored
     │   └── CommitsLostError      the database has lost commits of this process

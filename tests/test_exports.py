@@ -46,6 +46,7 @@ PUBLIC = {
     "Rooms",
     "Row",
     "RowError",
+    "RowRefusedError",
     "SchemaError",
     "SequenceRegressedError",
     "SourceTable",

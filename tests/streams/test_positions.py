@@ -30,7 +30,8 @@ def test_trap_42_an_empty_entry_and_entries_that_are_not_ahead_are_removed() -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x5", "m", "m5~1", "m5~9.7", "-5", "5 ", "٣", "t3-5", "m5~1.99999999999999999999"]
+    "text",
+    ["", "x5", "m", "m5~1", "m5~9.7", "-5", "5 ", "٣", "t3-5", "m5~1.99999999999999999999", "9223372036854775808"],
 )
 def test_the_error_for_a_bad_token_has_its_text(text: str) -> None:
     with pytest.raises(StreamError, match="not a token"):
