@@ -182,7 +182,8 @@ class ExternalWriters:
         others = sorted(each for each in found if each not in (ours, NO_WRITER, *definition.writers))
         if others and definition.instance_column is not None:
             rows = f"rows of {', '.join(map(repr, others))}, which {ours!r} does not publish"
-            cure = f"write them as {ours!r}, or list all names in writers and run a process for each"
+            cure = f"insert them again as {ours!r}, with new IDs, because followers have passed these"
+            cure = f"{cure}; or list all names in writers and run a process for each"
             warning = f"stream {definition.name!r}: its table has {rows}: {cure}"
             if warning not in self._store.warnings:
                 self._store.warnings.append(warning)

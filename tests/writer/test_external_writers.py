@@ -593,7 +593,8 @@ class StatusTests(ExternalCase):
         with logged() as messages:
             now(self.master.start())
         rows = "stream 'orders': its table has rows of 'batch', 'import', which 'master' does not publish"
-        cure = "write them as 'master', or list all names in writers and run a process for each"
+        cure = "insert them again as 'master', with new IDs, because followers have passed these"
+        cure = f"{cure}; or list all names in writers and run a process for each"
         self.assertEqual(messages, [f"{rows}: {cure}"])
 
     def test_without_rows_of_an_unknown_writer_or_a_column_for_its_name_no_warning_is_logged(self) -> None:
