@@ -25,6 +25,7 @@ class NotJsonError(StoreError):
     """A column of an application's table has a value that JSON cannot express."""
 
 
+QUOTED: Final = 200  # characters of a fact in an error
 SEEK: Final = "writers_of_this_table"  # no table or column of the application has this name
 
 
@@ -95,13 +96,14 @@ class MappedRows(ApplicationTables[_Session]):
         )
 
     @contextmanager
-    def refused_rows(self, *driver_errors: type[Exception]) -> Iterator[None]:
-        """Raise RowRefusedError if the driver raised one of ``driver_errors``."""
+    def refused_rows(self, *driver_errors: type[Exception], texts: Sequence[str] = ()) -> Iterator[None]:
+        """Raise RowRefusedError, with the rows of a fact, if the driver raised one of ``driver_errors``."""
         try:
             yield
         except StoreError as error:
             if isinstance(error.__cause__, driver_errors) and not isinstance(error, ValueRefusedError):
-                raise RowRefusedError(str(error)) from error.__cause__
+                rows = f", for the fact {shown[:QUOTED]}" if (shown := ", ".join(texts)) else ""
+                raise RowRefusedError(f"{error}{rows}") from error.__cause__
             raise
 
     @contextmanager

@@ -129,7 +129,7 @@ class MappedTable(MappedRows[SqliteSession]):
                 was_there = bool(kept)
                 if not kept:
                     place = self.direction.sign * token
-                    with self.refused_rows(IntegrityError):
+                    with self.refused_rows(IntegrityError, texts=texts):
                         session.executemany(
                             self._insert, [(place, *self.own(writer), *self._values(text)) for text in texts]
                         )

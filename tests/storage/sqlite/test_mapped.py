@@ -276,7 +276,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.map_events()
         self.commit_events(fact(2, '["a",1]'))
         error = self.assertRaises(StoreError, self.commit_events, fact(3, '["a",2]'))
-        self.assertIn("events.name", str(error))
+        self.assertIn("""events.name, for the fact ["a",2]""", str(error))
         self.assertIsInstance(error, RowRefusedError)  # a retry may work once the other row is deleted
         self.wait(self.store.check())
 
