@@ -31,6 +31,7 @@ class FollowedLinks:
     _first: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)  # fire once they are complete
     _sent: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions
     _partial: set[IWriterLink] = attrs.field(init=False, factory=set)  # to relays that have not found all writers
+    _were_partial: set[IWriterLink] = attrs.field(init=False, factory=set)  # lost, and they do not follow again yet
     # The open connections that have sent a POSITION of each writer; one of them is followed.
     _of_writers: dict[InstanceName, set[IWriterLink]] = attrs.field(init=False, factory=lambda: defaultdict(set))
 
@@ -59,7 +60,11 @@ class FollowedLinks:
 
     def all_writers_found(self) -> bool:
         """Whether all positions are received, and each relay that is followed has found all of its writers, too."""
-        return self.all_positions_received() and not self._partial
+        return self.all_positions_received() and not self._partial and not self._were_partial
+
+    def partial_relays(self) -> list[str]:
+        """Return the endpoints of relays that have not found all of their writers."""
+        return [link.endpoint for link in self if link in self._partial or link in self._were_partial]
 
     async def epoch(self, stream: StreamName, writer: InstanceName) -> str | None:
         """Return the name of a writer's newest epoch from the link that has sent its last POSITION.
@@ -98,7 +103,8 @@ class FollowedLinks:
         match words:
             case [Ping.COMPLETE] | [_, Ping.ECHO]:
                 self._partial.discard(link)
-            case [_, Ping.PARTIAL, Ping.ECHO]:
+                self._were_partial.discard(link)
+            case [Ping.PARTIAL] | [_, Ping.PARTIAL, Ping.ECHO]:
                 self._partial.add(link)
         return words
 
@@ -108,12 +114,16 @@ class FollowedLinks:
 
     def following(self, link: IWriterLink) -> None:
         """Note that a link follows: its first positions are complete if it has sent any."""
+        self._were_partial.discard(link)  # an older version of a relay does not send whether it has found all
         first = self._first[link]
         if link in self._sent and not first.called:
             first.callback(None)
 
     def lost(self, link: IWriterLink) -> None:
         """Note a lost connection; another link to the same writers is followed from now on."""
+        if link in self._partial:
+            self._partial.remove(link)
+            self._were_partial.add(link)
         shared = [links for links in self._of_writers.values() if link in links]
         for links in shared:
             links.remove(link)

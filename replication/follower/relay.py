@@ -66,7 +66,7 @@ class Relay:
         limits: of each connection.
         reporter: sends commands to the writers.
 
-    ``links`` are those to the writers.  The relay ``is_complete`` once it has announced all their writers: until then a
+    ``links`` are those to the writers.  The relay ``is_complete`` while it has announced all their writers: else a
     follower does not know whether there are others (docs/protocol/connection.md B2).  ``followed_epoch`` returns the
     name of the newest epoch that is followed of a writer; empty if there is none.  ``own`` are the positions of the
     streams that this process writes, and None if it writes none.  Then ``server`` has the followers.
@@ -135,11 +135,16 @@ class Relay:
             self._published[key] = position
             self.broadcast.publish(key[0], self._position(key))
         self._confirmed.clear()
-        if not self.is_complete and not self._found_at and found:
-            self.is_complete = True
+        self.look_for_others()
+
+    def look_for_others(self) -> None:
+        """Send to followers whether all writers are announced, if that has changed."""
+        complete = not self._found_at and self.links.all_writers_found()
+        if complete != self.is_complete:
+            self.is_complete = complete
             self.broadcast.flush()  # the POSITIONs first
             for peer in self.broadcast:
-                peer.send(Ping(Ping.COMPLETE))
+                peer.send(Ping(Ping.COMPLETE if complete else Ping.PARTIAL))
 
     def end_patience(self) -> None:
         """Wait for no other writer any more."""
@@ -262,6 +267,7 @@ class RelayedCursor(Cursor):
             if lost and not self._checks_history:
                 self._relay.linked_again(link)
         self._report()
+        self._relay.look_for_others()
 
     def link_lost(self, link: Hashable) -> None:
         """Drop the incomplete fact of a lost link."""

@@ -210,7 +210,8 @@ class ServedStreams:
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
             ours = statuses.get(follower.name, StreamStatus(definition, []))
             others = [each for each in ours.writers if each.instance not in follower.cursors]
-            notes = [each for each in (follower.application.waits.note, self._parted_note(follower)) if each]
+            ours_too = follower.application.waits.note, self._parted_note(follower), self._partial_note(follower)
+            notes = [each for each in ours_too if each]
             statuses[follower.name] = replace(ours, writers=[*others, *followed], notes=[*ours.notes, *notes])
         return [*statuses.values()]
 
@@ -279,6 +280,16 @@ class ServedStreams:
         return (
             f"stream {name!r}: {others} writes it in another database, so two facts have one ID, "
             "and no copy can have both: let both write one PostgreSQL database, or give one of the streams another name"
+        )
+
+    def _partial_note(self, follower: StreamFollower) -> str | None:
+        """Return why the first number of a stream's tokens stays, if a relay has not found all of its writers."""
+        relays = self._followed.links.partial_relays()
+        if follower.name == CACHES or not relays:
+            return None
+        return (
+            f"the relay at {', '.join(relays)} has not found all of its writers, so the first number of tokens stays: "
+            "see /health/ready and the notes of that relay"
         )
 
     def _readable(self, stream: str) -> StreamFollower:

@@ -487,3 +487,5 @@ def _act_on_ping(words: list[str], followers: Mapping[StreamName, StreamFollower
                 follower.resume()
         case [Ping.COMPLETE] if relay is not None:
             relay.announce()
+        case [Ping.PARTIAL] | [_, Ping.PARTIAL, Ping.ECHO] if relay is not None:
+            relay.look_for_others()

@@ -116,6 +116,24 @@ class LinksTests(SynchronousTestCase):
         self.links.position_received(first, ONE)
         self.assertEqual(now(self.links.epoch(orders, ONE)), "old")
 
+    def test_a_relay_may_be_replaced_by_one_that_does_not_send_whether_it_has_found_all(self) -> None:
+        link = self.add("tcp:a:1")
+        self.links.position_received(link, ONE)
+        self.links.following(link)
+        self.links.pinged(link, Ping("1 partial echo"))
+        self.links.following(link)
+        self.assertEqual((self.links.all_writers_found(), self.links.partial_relays()), (False, ["tcp:a:1"]))
+        self.links.lost(link)
+        self.assertEqual((self.links.all_writers_found(), self.links.partial_relays()), (False, ["tcp:a:1"]))
+        self.links.pinged(link, Ping("2"))
+        self.assertFalse(self.links.all_writers_found())
+        self.links.following(link)
+        self.assertEqual((self.links.all_writers_found(), self.links.partial_relays()), (True, []))
+        self.links.pinged(link, Ping("partial"))
+        self.links.lost(link)
+        self.links.pinged(link, Ping("3 echo"))
+        self.assertTrue(self.links.all_writers_found())
+
     def test_a_link_is_open_if_it_answers(self) -> None:
         link = self.add("tcp:a:1")
         self.assertTrue(now(is_open(link)))

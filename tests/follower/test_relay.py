@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from replication.web.client import HttpCatchUp
 
 RELAY_WIRE, RELAY_HTTP = 9192, 9193
-COMPLETE = b"PING complete\n"
+COMPLETE, PARTIAL = b"PING complete\n", b"PING partial\n"
 CIRCLE = "ERROR relays follow each other in a circle; check connect of each"
 
 
@@ -191,7 +191,7 @@ class PublishingTests(RelayCase):
         self.net.run()
         self.assertEqual(wire.read(), position(7, 7) + COMPLETE + rdata(8))
         self.send(writer, position(1, 1, writer="late"))
-        self.assertEqual(wire.read(), position(1, 1, writer="late"))
+        self.assertEqual(wire.read(), PARTIAL + position(1, 1, writer="late") + COMPLETE)
 
     def test_a_later_fact_that_cannot_be_applied_does_not_delay_the_announcement(self) -> None:
         @self.worker.on("orders")
@@ -258,6 +258,35 @@ class PublishingTests(RelayCase):
         self.wires.append(wire)
         self.net.run()
         self.assertRegex(lines_of(wire.read())[1], r"^PING \d+ echo$")
+
+    def test_followers_learn_that_a_new_writer_is_not_caught_up_with(self) -> None:
+        """Those who poll a follower with ``since`` would miss its first facts: other writers are ahead of them."""
+        writer = self.serve(HELLO + position(1, 7))
+        begin(self.worker.start())
+        wire = self.follow()
+        self.net.run()
+        self.assertEqual(wire.read(), position(7, 7))
+        self.store.close_gate("commit")
+        self.send(writer, position(1, 8, writer="new"))
+        self.assertEqual(wire.read(), PARTIAL)
+        self.store.open_gate("commit")
+        self.net.run()
+        self.assertEqual(wire.read(), position(8, 8, writer="new") + COMPLETE)
+
+    def test_followers_learn_that_another_relay_before_this_one_has_lost_sight_of_a_writer(self) -> None:
+        before = self.serve(HELLO + position(1, 7))
+        begin(self.worker.start())
+        wire = self.follow()
+        self.net.run()
+        self.assertEqual(wire.read(), position(7, 7))
+        self.send(before, b"PING partial\n")
+        self.assertEqual(wire.read(), PARTIAL)
+        self.send(before, position(1, 1, writer="new"))
+        self.assertEqual(wire.read(), position(1, 1, writer="new"))
+        self.send(before, COMPLETE)
+        self.assertEqual(wire.read(), COMPLETE)
+        self.send(before, b"PING 1 partial echo\n")
+        self.assertEqual(wire.read(), PARTIAL)
 
     def test_a_writer_that_goes_back_before_it_is_announced_is_announced_where_it_is(self) -> None:
         self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])

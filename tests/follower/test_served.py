@@ -73,6 +73,7 @@ class SeveralWritersTests(WorkerCase):
         self.worker.served._tokens = NumberedTokens(FragileStore())
         since, text = now(self.worker.served.since("orders", "0", 1000))
         self.assertEqual(([each.token for each in since.written], text), ([2, 5], "m0~1.5"))
+        self.assertRegex(self.note_of_orders()[0], "^the relay at tcp:.* has not found all of its writers, so the")
         self.send(relay, position(1, 1, writer="new"))
         self.assertEqual(self.worker.token("orders").of("new"), 1)
         self.send(relay, rdata(3, writer="new"), position(3, 6, writer="new"), position(5, 6, writer="one"))
@@ -80,6 +81,12 @@ class SeveralWritersTests(WorkerCase):
         self.assertEqual(([each.token for each in since.written], text[:3]), ([3], "m0~"))
         self.worker._followed.received(link, [Ping("complete")])
         self.assertEqual(now(self.worker.served.since("orders", text, 1000))[1], "6")
+        self.assertEqual(self.note_of_orders(), [])
+
+    def note_of_orders(self) -> Sequence[str]:
+        """Return the notes of the stream ``orders``."""
+        (status,) = self.worker.served.stream_statuses("orders")
+        return status.notes
 
     def test_after_a_restart_no_page_passes_a_writer_that_has_sent_no_position(self) -> None:
         """Otherwise programs that poll would never receive its facts below the other writer's position."""
