@@ -7,7 +7,7 @@ that a row was lost.  The database has the row (docs/protocol/redis.md, Audit).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
@@ -100,6 +100,7 @@ class Audit:
         links: to the writers.
         lifetime: of this process.
         interval: seconds between two checks.
+        checked: is called once the positions of a check are known; None calls nothing.
 
     """
 
@@ -110,6 +111,7 @@ class Audit:
     _links: Iterable[IWriterLink]
     _lifetime: Lifetime
     _interval: float
+    _checked: Callable[[], None] | None = None
     _stored: _Positions = attrs.field(init=False, factory=dict)  # of the last check; empty if it failed
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
@@ -129,10 +131,17 @@ class Audit:
         stored = self._stored.get(follower.name)
         return stored is not None and stored.keys() <= follower.all_positions().keys()
 
+    def every_writer_known(self) -> bool:
+        """Whether the last check has worked, and each writer that it found for any followed stream is known."""
+        followed = [each for each in self._followers if each.name in self._stored]
+        return bool(self._stored) and all(map(self.all_writers_known, followed))
+
     async def check(self) -> None:
         """Compare; if facts are missing, compare again after LOOK_AGAIN seconds, and fetch those still missing."""
         stored = await self._tried("", self._source.stored_positions())
         self._stored = stored or {}
+        if self._checked is not None:
+            self._checked()
         if stored is None:
             return
         suspects = {}

@@ -66,10 +66,11 @@ class Relay:
         limits: of each connection.
         reporter: sends commands to the writers.
 
-    ``links`` are those to the writers.  The relay ``is_complete`` while it has announced all their writers: else a
-    follower does not know whether there are others (docs/protocol/connection.md B2).  ``followed_epoch`` returns the
-    name of the newest epoch that is followed of a writer; empty if there is none.  ``own`` are the positions of the
-    streams that this process writes, and None if it writes none.  Then ``server`` has the followers.
+    ``links`` are those to the writers.  The relay ``is_complete`` while it has announced all writers, and ``all_known``
+    returns that there are no others: else a follower does not know that (docs/protocol/connection.md B2).
+    ``followed_epoch`` returns the name of the newest epoch that is followed of a writer; empty if there is none.
+    ``own`` are the positions of the streams that this process writes, and None if it writes none.  Then ``server`` has
+    the followers.
 
     """
 
@@ -81,6 +82,7 @@ class Relay:
     own: IPositions | None = attrs.field(init=False, default=None)
     server: RelayServer | None = attrs.field(init=False, default=None)
     links: FollowedLinks = attrs.field(init=False, factory=FollowedLinks)
+    all_known: Callable[[], bool] = attrs.field(init=False, default=lambda: True)
     is_complete: bool = attrs.field(init=False, default=False)
     followed_epoch: Callable[[StreamName, InstanceName], Awaitable[str]] = attrs.field(init=False)
     _published: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each announced writer
@@ -139,7 +141,7 @@ class Relay:
 
     def look_for_others(self) -> None:
         """Send to followers whether all writers are announced, if that has changed."""
-        complete = not self._found_at and self.links.all_writers_found()
+        complete = not self._found_at and self.all_known()
         if complete != self.is_complete:
             self.is_complete = complete
             self.broadcast.flush()  # the POSITIONs first

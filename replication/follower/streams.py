@@ -122,7 +122,7 @@ class FollowedStreams:
             patience=QUIET_PERIOD,
         )
         if self.relay is not None:
-            self.relay.links = self.links
+            self.relay.links, self.relay.all_known = self.links, self.all_writers_known
             self.relay.followed_epoch = self._followed_epoch
         if self._audit_interval and self._sources.foreign_database() is None:
             self._relayed_audit = RelayedAudit(
@@ -162,14 +162,19 @@ class FollowedStreams:
         follower = self._followers.get(stream)
         return Token(-1) if follower is None else follower.position(writer)
 
-    def all_writers_known(self, follower: StreamFollower) -> bool:
+    def all_writers_known(self, follower: StreamFollower | None = None) -> bool:
         """Whether all writers of a stream are known; if not, the first number of a token stays (docs/http.md).
 
-        Over Redis, a process that does not run, or is slow, sends no position: only the database shows such a writer.
+        None stands for all streams.  Over Redis, a process that does not run, or is slow, sends no position: only the
+        database shows such a writer.
         """
         if not self.links.all_writers_found():
             return False
-        return not self.links.over_redis() or (self._audit is not None and self._audit.all_writers_known(follower))
+        if not self.links.over_redis():
+            return True
+        if self._audit is None:
+            return False
+        return self._audit.every_writer_known() if follower is None else self._audit.all_writers_known(follower)
 
     # ---- life
 
@@ -205,6 +210,7 @@ class FollowedStreams:
                 links=self.links,
                 lifetime=self._lifetime,
                 interval=self._audit_interval,
+                checked=None if self.relay is None else self.relay.look_for_others,
             )
             self._audit.start()
 

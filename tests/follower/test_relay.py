@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, NotAWriterError, SchemaError, StoreError
+from replication.follower.audit import Audit
 from replication.follower.relay import DOWN, UP
 from replication.follower.streams import QUIET_PERIOD
 from replication.follower.worker import Worker
@@ -722,6 +723,21 @@ class PageTests(RelayCase):
         self.assertEqual(now(plain.stop()), None)
 
 
+class PositionsOnly:
+    """A database of which nothing but the stored positions is compared; each check finds the next ones."""
+
+    name = "the database"
+
+    def __init__(self, *positions: Any) -> None:
+        self._positions = iter(positions)
+
+    async def stored_positions(self) -> Any:
+        return next(self._positions)
+
+    def audits(self, stream: object) -> bool:
+        return False
+
+
 class RedisTests(RelayCase):
     """Over Redis one connection brings any number of writers, and nothing but REPLICATE is published."""
 
@@ -746,6 +762,32 @@ class RedisTests(RelayCase):
         redis.publish("RDATA orders w2 5 [5]")
         self.net.run()
         self.assertEqual((wire.disconnecting, lines_of(wire.read())[-1]), (False, "RDATA orders w2 5 [5]"))
+
+    def test_followers_learn_that_a_redis_may_not_have_brought_all_writers(self) -> None:
+        """Only the database shows a writer that sends no position there; without one ``since`` passed its facts."""
+        self.worker = self.make_worker(connect=["redis://127.0.0.1:6379"])
+        self.net.serving[6379] = FakeRedis("POSITION orders w1 1 1")
+        begin(self.worker.start())
+        self.net.run(5)
+        wire = connect(self.worker.factory())
+        self.wires.append(wire)
+        self.net.run()
+        self.assertRegex(lines_of(wire.read())[1], r"^PING \d+ partial echo$")
+        relay, followed = self.worker._relay, self.worker._followed
+        assert relay is not None
+        source: Any = PositionsOnly({ORDERS: {"w1": 1}}, {ORDERS: {"w1": 1, "late": 1}}, {})
+        followed._audit = Audit(
+            source=source,
+            followers=followed,
+            links=followed.links,
+            lifetime=self.worker._lifetime,
+            interval=10.0,
+            checked=relay.look_for_others,
+        )
+        for expected in (COMPLETE, PARTIAL, b""):
+            now(followed._audit.check())
+            self.net.run()
+            self.assertEqual(wire.read(), expected)
 
     def test_a_fact_that_two_writers_send_is_relayed_once(self) -> None:
         self.worker = self.make_worker(connect=["redis://127.0.0.1:6379"], copy=False)
