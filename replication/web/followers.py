@@ -73,6 +73,9 @@ async def list_followers(request: ApiRequest) -> Answer:
 async def take_report(request: ApiRequest, name: str) -> Answer:
     """Answer with the seconds to the next report, once this one is stored."""
     read_query(request)
+    readable = cast("frozenset[StreamName]", request.rights.read)
+    if not readable:  # the body of such a peer is not stored
+        raise RequestError(403, request.rights.missing("read", [ALL]) or "")
     body = request.body()
     if len(body) > LONGEST_REPORT:
         raise RequestError(413, f"a report of more than {LONGEST_REPORT} bytes")
@@ -82,7 +85,7 @@ async def take_report(request: ApiRequest, name: str) -> Answer:
         raise RemoteProtocolError(f"not a report of positions: {error}") from error
     if why := request.rights.missing("read", report.positions or [ALL]):  # an empty report removes all, as DELETE does
         raise RequestError(403, why)
-    streams, readable = report.streams, cast("frozenset[StreamName]", request.rights.read)
+    streams = report.streams
     if ALL not in readable:
         streams = readable if streams is None else readable & streams
     if streams is not None and (other := report.positions.keys() - streams):

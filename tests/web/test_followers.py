@@ -100,6 +100,14 @@ class FollowersTests(ApiTestCase):
         self.assertEqual(report("*", {"positions": {"orders": {"master": 9}}}), 200)
         self.assertEqual(positions(), {"orders": {"master": 9}})
 
+    def test_a_report_without_a_right_to_read_is_refused_for_that(self) -> None:
+        """The body of such a peer is not stored; the answer was that the body is cut."""
+        access = Access([Grant(Rights(("none",)), secret="n")])
+        client = Client(make_site(self.served, secret=None, access=access, reactor=self.clock))
+        body = b'{"positions": {"orders": {"master": 5}}}'
+        answer = client.ask("PUT", PATH, body, [JSON, ("Authorization", "Bearer n")])
+        self.assert_refused(answer, 403, "the right to read")
+
     def test_a_peer_reports_of_the_streams_that_it_may_read(self) -> None:
         access = Access([Grant(Rights(("reader",), {"orders"}), secret="r")])
         client = Client(make_site(self.served, secret=None, access=access, reactor=self.clock))

@@ -59,7 +59,9 @@ class SqliteSession:
         self._database: sqlite3.Connection | None = None
 
     def connect(self) -> None:
-        """Open the file."""
+        """Open the file; a folder is refused here: SQLite opens one to read, and then reports that the disk fails."""
+        if self._read_only and Path(self.name).is_dir():
+            raise StoreError(f"database {self.name!r}: it is a folder; give the path of a file")
         target = f"{Path(self.name).absolute().as_uri()}?mode=ro" if self._read_only else self.name
         try:
             self._database = sqlite3.connect(

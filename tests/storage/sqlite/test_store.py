@@ -520,6 +520,10 @@ class TroubleTests(OnFile, SynchronousTestCase):
         self.assertIn("file is not a database; give the path of another file", self.open_error(path))
         self.assertEqual(Path(path).read_text(), "Dear diary, " * 1000)
 
+    def test_a_folder_is_refused(self) -> None:
+        """SQLite opens it to read, and reports an error of the disk."""
+        self.assertIn("it is a folder", self.open_error(str(Path(self.path).parent), read_only=True))
+
     def test_a_folder_that_is_not_there_is_named(self) -> None:
         self.assertIn("does its folder exist", self.open_error(f"{self.path}/nowhere/facts.db"))
 
