@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from replication import config
-from replication.cli.findings import Finding
+from replication.cli.findings import Finding, together
 from replication.cli.output import report, write_line
 from replication.cli.own_checks import (
     check_access,
@@ -100,11 +101,15 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
             *check_access(configured),
             *check_sockets(sockets, insecure=configured.insecure),
             *check_app(configured.app),
-            *check_database(configured, found.min_free * 2**20),
-            *check_folders(configured),
-            *check_writers(configured, shown),
-            *check_sources(configured),
-            *check_redis(configured),
+            *together(  # those that may wait for an answer
+                (
+                    partial(check_database, configured, found.min_free * 2**20),
+                    partial(check_folders, configured),
+                    partial(check_writers, configured, shown),
+                    partial(check_sources, configured),
+                    partial(check_redis, configured),
+                )
+            ),
         ]
         yield from own
         for each in check_start(configured, found.config):

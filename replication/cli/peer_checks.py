@@ -7,12 +7,13 @@ import ssl
 import time
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from functools import partial
 from http import HTTPStatus
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.cli import tls_checks
-from replication.cli.findings import Finding
+from replication.cli.findings import Finding, together
 from replication.cli.own_checks import MAX_CLOCK_DIFFERENCE, RENEW_BEFORE
 from replication.cli.status import fetch
 from replication.cli.tls_checks import check_https, describe_tls_failure, first_line
@@ -176,34 +177,55 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
     over_http = [each for each in config.catch_up if config.role == "worker" and each.startswith(HTTP)]
     asked = [place.http for place in writers.values()]
     places += [(None, None, each) for each in over_http if each not in asked]
-    found: list[Mapping[str, Any]] = []
-    complete = True
-    for name, connect, given in places:
-        if connect is not None and not is_redis(connect.reveal()):
-            yield from check_wire(connect, config.server_name, certificate)
-        url = None if given is None else given.reveal()
-        if url is None and over_http:  # these are used instead; of several writers, they may have some only
-            complete = complete and len(config.connect) + len(writers) == 1
-            continue
-        if url is None and connect is not None:
-            url = default_http_url(connect.reveal())
-        if url is None:
-            complete = False
-            if connect is not None and not config.catch_up and not is_redis(connect.reveal()):
-                yield _no_source(name, connect)
-            continue
-        status: Mapping[str, Any] | None = None
-        try:
-            with closing(open_client(url, config.secret, certificate)) as client:
-                status, findings = _ask_writer(client, config, name)
-        except ConfigError as error:
-            findings = [Finding(url, str(error), "correct the URL, [tls] or the file")]
+    # Where these sources of missed facts are used instead, several writers may have some of the streams only.
+    alone = len(config.connect) + len(writers) == 1
+    answers = together(
+        partial(_check_place, config, certificate, *each, instead=bool(over_http), alone=alone) for each in places
+    )
+    for findings, _, _ in answers:
         yield from findings
-        found += [] if status is None else [status]
-        complete = complete and status is not None
-    if complete and places:
+    if places and all(complete for _, _, complete in answers):
+        found = [status for _, status, _ in answers if status is not None]
         yield from _check_names_of_streams(config, found)
         yield from _find_not_followed(config, found)
+
+
+def _check_place(
+    config: Config,
+    certificate: tuple[str, str] | None,
+    name: str | None,
+    connect: Url | None,
+    given: Url | None,
+    *,
+    instead: bool,
+    alone: bool,
+) -> Iterator[tuple[list[Finding], Mapping[str, Any] | None, bool]]:
+    """Yield one answer: findings, the status of the process there if it has one, and whether none is missing.
+
+    ``instead``: HTTP sources of ``catch_up`` are used, not the one beside ``connect``; ``alone``: there is no other
+    writer.
+    """
+    findings: list[Finding] = []
+    if connect is not None and not is_redis(connect.reveal()):
+        findings += check_wire(connect, config.server_name, certificate)
+    url = None if given is None else given.reveal()
+    if url is None and instead:
+        yield findings, None, alone
+        return
+    if url is None and connect is not None:
+        url = default_http_url(connect.reveal())
+    if url is None:
+        if connect is not None and not config.catch_up and not is_redis(connect.reveal()):
+            findings.append(_no_source(name, connect))
+        yield findings, None, False
+        return
+    status: Mapping[str, Any] | None = None
+    try:
+        with closing(open_client(url, config.secret, certificate)) as client:
+            status, others = _ask_writer(client, config, name)
+    except ConfigError as error:
+        others = [Finding(url, str(error), "correct the URL, [tls] or the file")]
+    yield findings + others, status, status is not None
 
 
 def _check_names_of_streams(config: Config, found: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

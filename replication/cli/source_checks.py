@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
-from replication.cli.findings import Finding
+from replication.cli.findings import Finding, together
 from replication.cli.tls_checks import limit_wait
 from replication.errors import ConfigError, SchemaError, StoreError
 from replication.follower.catch_up import DATABASES
@@ -31,20 +32,23 @@ BLOCK: Final = 65_536
 
 def check_sources(config: Config) -> Iterator[Finding]:
     """Find databases of ``catch_up`` that cannot be read, and streams that cannot be read there."""
-    for url in config.catch_up if config.role == "worker" else ():
-        if not url.startswith(DATABASES):
-            continue
-        try:
-            dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
-            mapped = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
-            followed = [each for each in mapped if not config.stream or each.name in config.stream]
-            refused = use_store(url, lambda store: declare_all(store, followed), read_only=True, foreign=bool(mapped))  # noqa: B023 (it is used at once)
-        except (StoreError, ConfigError) as error:
-            yield Finding(str(url), str(error), database_cure(error))
-            continue
-        for name, why in refused:
-            cure = "GRANT SELECT to the user of the URL, or correct the definition of the stream"
-            yield Finding(f"stream {name}", f"it cannot be read in {url}: {why}", cure)
+    if config.role == "worker":
+        databases = [each for each in config.catch_up if each.startswith(DATABASES)]
+        yield from together(partial(_check_source, config, each) for each in databases)
+
+
+def _check_source(config: Config, url: Url) -> Iterator[Finding]:
+    try:
+        dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
+        mapped = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
+        followed = [each for each in mapped if not config.stream or each.name in config.stream]
+        refused = use_store(url, lambda store: declare_all(store, followed), read_only=True, foreign=bool(mapped))
+    except (StoreError, ConfigError) as error:
+        yield Finding(str(url), str(error), database_cure(error))
+        return
+    for name, why in refused:
+        cure = "GRANT SELECT to the user of the URL, or correct the definition of the stream"
+        yield Finding(f"stream {name}", f"it cannot be read in {url}: {why}", cure)
 
 
 async def declare_all(store: IStreamStore, streams: Sequence[StreamDefinition]) -> list[tuple[str, str]]:
