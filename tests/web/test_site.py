@@ -302,7 +302,7 @@ MATRIX: dict[tuple[str, str], str] = {
     ("POST", "/v1/streams/orders/retry"): "sa",
     ("GET", "/v1/skipped"): "sa",
     ("GET", "/v1/followers"): "sa",
-    ("PUT", "/v1/followers/worker1"): "srwcam*",
+    ("PUT", "/v1/followers/worker1"): "sr*",
     ("DELETE", "/v1/followers/worker1"): "sa",
     ("GET", "/v1/connections"): "srwcam*",
     ("GET", "/v1/users"): "sa",
