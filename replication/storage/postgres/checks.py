@@ -189,25 +189,29 @@ def rows_above_sequence(session: PostgresSession, last_value: Mapping[Table, int
 # ---- while a process runs
 
 
-def poll_rows(session: PostgresSession, last_value: Mapping[Table, int]) -> dict[Table, list[str]]:
-    """Return the warnings about rows, without waiting for locks; a table that is locked or gone is left out."""
+def poll_rows(session: PostgresSession, last_value: Mapping[Table, int]) -> tuple[dict[Table, str], dict[Table, str]]:
+    """Return the warnings about rows above the sequences, and about rows of other names, without waiting for locks.
+
+    A table that is locked or gone is left out.
+    """
+    tables = [*last_value]
     try:
         with short_read(session):
-            above = rows_above_sequence(session, last_value)
-            others = rows_of_others(session, [each.definition for each in last_value])
+            found = rows_of_others(session, [each.definition for each in tables])
+            others = {
+                each: f"stream {each.definition.name!r}: table {each.definition.table!r} {found[each.definition.name]}"
+                for each in tables
+                if each.definition.name in found
+            }
+            return rows_above_sequence(session, last_value), others
     except StoreError:
-        if len(last_value) <= 1:
-            return {}
-        tables, half = [*last_value.items()], len(last_value) // 2
-        return poll_rows(session, dict(tables[:half])) | poll_rows(session, dict(tables[half:]))
-    found: dict[Table, list[str]] = {}
-    for each in last_value:
-        name = each.definition.name
-        texts = [above[each]] if each in above else []
-        texts += [f"stream {name!r}: table {each.definition.table!r} {others[name]}"] if name in others else []
-        if texts:
-            found[each] = texts
-    return found
+        if len(tables) <= 1:
+            return {}, {}
+    halves = tables[: len(tables) // 2], tables[len(tables) // 2 :]
+    (above, of_others), (more, more_of_others) = (
+        poll_rows(session, {each: last_value[each] for each in half}) for half in halves
+    )
+    return above | more, of_others | more_of_others
 
 
 @contextmanager

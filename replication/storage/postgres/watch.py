@@ -109,7 +109,7 @@ class _Watched:
         self.durable: Token | None = None
         self.logged: deque[tuple[Token, int]] = deque()
         self.missing = False  # the sequence does not exist, or cannot be read
-        self.has_wrong_rows = False  # the warnings about rows that no follower receives were given
+        self.has_rows_above = False  # the warning about rows above the sequence was given
         self.files: tuple[int | None, Sequence[int | None]] | None = None
         self.options = ""
         self.unchecked = False
@@ -367,14 +367,13 @@ class PostgresWatch:
     def _warn_of_rows(self, last_values: Sequence[int | None]) -> None:
         """Warn, once, of streams with rows that no follower receives."""
         known = {each.table: last for each, last in zip(self._watched, last_values, strict=True) if last is not None}
-        warnings = poll_rows(self.session, known)
+        above, others = poll_rows(self.session, known)
         for each in self._watched:
-            found = warnings.get(each.table, [])
-            if found and not each.has_wrong_rows:
-                for text in found:
-                    if text not in self._warnings:  # the start has found it already
-                        self._warn(text)
-            each.has_wrong_rows = bool(found)
+            if each.table in above and not each.has_rows_above:  # the text has the newest ID: it changes
+                self._warn(above[each.table])
+            each.has_rows_above = each.table in above
+            if each.table in others and others[each.table] not in self._warnings:
+                self._warn(others[each.table])
 
     def _check_sequence(self, watched: _Watched, last_value: int | None) -> bool:
         """Whether a sequence is usable; one that went back, as after a restore, is moved forward."""

@@ -29,9 +29,10 @@ class RowsAboveTests(UsesWatch, SynchronousTestCase):
         watch._check_at = CHECK_EVERY
         self.store.warnings.clear()
 
-    def later(self) -> list[str]:
-        """Return the warnings of the next check."""
-        self.store.warnings.clear()
+    def later(self, *, clear: bool = True) -> list[str]:
+        """Return the warnings of the next check; with those before it if they are not to be cleared."""
+        if clear:
+            self.store.warnings.clear()
         self.time += CHECK_EVERY
         self.poll(2)
         return list(self.store.warnings)
@@ -66,7 +67,13 @@ class RowsAboveTests(UsesWatch, SynchronousTestCase):
         (warning,) = self.later()
         self.assertIn("stream 'of_two': table 'events' has rows of 'typo', not among the stream's writers", warning)
         self.sql("INSERT INTO events (name, writer) VALUES ('y', 'typo')")
-        self.assertEqual(self.later(), [])
+        self.assertEqual(self.later(clear=False), [warning])
+        self.sql("INSERT INTO events (name, writer) VALUES ('z', 'other')")
+        _, more = self.later(clear=False)
+        self.assertIn("has rows of 'other', 'typo', not among", more)
+        self.sql("INSERT INTO events (id, name, writer) VALUES (90, 'by hand', 'a')")
+        *_, above = self.later(clear=False)
+        self.assertIn("has rows up to ID 90", above, "another warning does not hide it")
 
     def test_a_table_that_was_replaced_is_a_warning(self) -> None:
         self.sql("CREATE TABLE newer (id bigserial PRIMARY KEY, name text)")
