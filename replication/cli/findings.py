@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,18 +36,25 @@ class Finding(msgspec.Struct, frozen=True):
 def together(checks: Iterable[Callable[[], Iterable[T]]]) -> list[T]:
     """Run all ``checks`` at the same time, each in a thread, and return what they find, in their order.
 
-    So many places that send no answer take no longer than one.  The end of the command ends the threads.
+    So many places that send no answer take no longer than one.
     """
-    answers: list[Future[list[T]]] = []
-    for each in checks:
-        answer: Future[list[T]] = Future()
-        answers.append(answer)
-        Thread(target=_run, args=(each, answer), daemon=True).start()
+    answers = [in_thread(partial(_all, each)) for each in checks]
     return [found for answer in answers for found in answer.result()]
 
 
-def _run(check: Callable[[], Iterable[T]], answer: Future[list[T]]) -> None:
-    try:
-        answer.set_result([*check()])
-    except BaseException as error:  # noqa: BLE001 - the other thread raises it
-        answer.set_exception(error)
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call ``function`` in a thread, which the end of the command ends, and return its outcome."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - the other thread raises it
+            outcome.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return outcome
+
+
+def _all(check: Callable[[], Iterable[T]]) -> list[T]:
+    return [*check()]

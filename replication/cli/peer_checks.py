@@ -5,15 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
 from http import HTTPStatus
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.cli import tls_checks
-from replication.cli.findings import Finding, together
+from replication.cli.findings import Finding, in_thread, together
 from replication.cli.own_checks import MAX_CLOCK_DIFFERENCE, RENEW_BEFORE
 from replication.cli.status import fetch
 from replication.cli.tls_checks import check_https, describe_tls_failure, first_line
@@ -61,15 +59,7 @@ class _LimitedClient(HttpClient):
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> bytes:
         """Send one request, and return the body of the answer; HttpError, also if it is not whole in time."""
-        answer: Future[bytes] = Future()
-
-        def receive() -> None:
-            try:
-                answer.set_result(HttpClient.request(self, method, path, body, headers))
-            except Exception as error:  # noqa: BLE001 - the other thread raises it
-                answer.set_exception(error)
-
-        Thread(target=receive, daemon=True).start()  # the end of the command ends it
+        answer = in_thread(partial(HttpClient.request, self, method, path, body, headers))
         try:
             return answer.result(WHOLE)
         except TimeoutError as error:
