@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -28,7 +28,9 @@ PORT = 9092
 
 class TlsCase(SynchronousTestCase):
     def setUp(self) -> None:
-        folder = Path(mkdtemp())
+        files = TemporaryDirectory()
+        self.addCleanup(files.cleanup)
+        folder = Path(files.name)
         self.authority, self.foreign = Authority(folder), Authority(folder, "foreign")
         trusting = patch.dict(os.environ, {"SSL_CERT_FILE": str(self.authority.certificate)})
         trusting.start()

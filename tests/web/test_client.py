@@ -6,7 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
@@ -272,7 +272,10 @@ class CertificateTests(ScriptedTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.authority = Authority(Path(mkdtemp()))
+        files = TemporaryDirectory()
+        self.addCleanup(files.cleanup)
+        self.folder = Path(files.name)
+        self.authority = Authority(self.folder)
         environment = patch.dict(os.environ, {"SSL_CERT_FILE": str(self.authority.certificate)})
         environment.start()
         self.addCleanup(environment.stop)
@@ -294,7 +297,7 @@ class CertificateTests(ScriptedTestCase):
         self.assert_refused(self.authority.issue("old", "127.0.0.1", valid=(-2 * DAY, -DAY)), "has expired on 2")
 
     def test_an_unknown_authority(self) -> None:
-        foreign = Authority(Path(mkdtemp()), "foreign")
+        foreign = Authority(self.folder, "foreign")
         self.assert_refused(foreign.issue("unknown", "127.0.0.1"), "an authority that is not trusted", "SSL_CERT_FILE")
 
     def test_a_port_without_tls(self) -> None:
