@@ -23,6 +23,8 @@ _BREAK = r"[\s#]+"  # a citation may go on in the next line, of a comment too
 CITATION = re.compile(
     rf"docs/[\w./-]+?\.md(?:{_BREAK}(?P<sections>{_SECTION}(?:(?:,| and| to){_BREAK}{_SECTION})*)\b)?"
 )
+# ``Class.method`` in ``follower/worker.py``: where the documents place a name of the code.
+PLACE = re.compile(r"`([A-Za-z_][\w.]*)`\s+in\s+`((?:replication|tests)/[\w/]+\.py|[a-z_]+(?:/[\w/]+)?\.py)`")
 # How the same was cited when the texts were not in the checkout.
 OLD = re.compile(
     r"\b[Pp]rotocol`*,?\s+[A-I]\d?\b|\((?:protocol, )?[Tt]raps? \d|\binterfaces`*,\s+section"
@@ -69,6 +71,23 @@ def test_every_invariant_that_a_test_names_is_defined() -> None:
 def test_no_citation_names_a_text_that_is_not_in_the_checkout() -> None:
     found = [f"{path.relative_to(ROOT)}: {match[0]}" for path in modules() for match in OLD.finditer(path.read_text())]
     assert found == []
+
+
+def pages() -> list[Path]:
+    """Return all documents for users and contributors."""
+    return sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+
+
+def test_every_name_that_a_document_places_in_a_file_is_defined_there() -> None:
+    places = [(path, *found) for path in pages() for found in PLACE.findall(path.read_text())]
+    assert len(places) > 20
+    wrong = []
+    for path, name, file in places:
+        code = next((each for each in (ROOT / file, ROOT / "replication" / file) if each.is_file()), None)
+        defined = rf"^\s*(?:class |(?:async )?def )?{name.rpartition('.')[2]}\b"
+        if code is None or re.search(defined, code.read_text(), re.MULTILINE) is None:
+            wrong.append(f"{path.relative_to(ROOT)}: {file} does not define {name}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
