@@ -151,6 +151,7 @@ WAYS: dict[str, list[str]] = {
         "# follower",
         "streams/cursor.py:Cursor.step = a gap",
         "follower/stream.py:StreamFollower._catch_up > _fetch",
+        "follower/missed_facts.py:MissedFacts.fetch > fetch",
         "follower/catch_up.py:CatchUpSources.fetch > page",
         "web/client.py:HttpCatchUp.facts = HTTP",
         "# writer",

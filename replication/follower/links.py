@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 from twisted.internet.defer import Deferred
 
 from replication.deferreds import share
+from replication.errors import ConfigError
 from replication.net.endpoints import is_redis
 from replication.wire.commands import Ping
+from replication.wire.grammar import InstanceName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from replication.net.links import IWriterLink
-    from replication.wire.grammar import InstanceName, StreamName
+    from replication.wire.grammar import StreamName
+
+DEFAULT_CONNECT: Final = ("tcp:127.0.0.1:9092",)
 
 
 @attrs.define(eq=False, repr=False)
@@ -134,3 +138,22 @@ class FollowedLinks:
 def is_open(link: IWriterLink) -> Deferred[bool]:
     """Fire with True once the other end of a link has answered, with False if the connection is lost before."""
     return link.echo().addCallback(lambda answer: answer is not None)
+
+
+def endpoints_of(connect: Sequence[str] | None, writers: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the endpoints to connect to: those of ``writers``, then those of ``connect``; ConfigError if none."""
+    if connect is None:
+        connect = () if any("connect" in place for place in writers.values()) else DEFAULT_CONNECT
+    endpoints = [*(place["connect"] for place in writers.values() if "connect" in place), *connect]
+    if not endpoints:
+        raise ConfigError("a worker needs at least one writer to connect to: give connect")
+    return list(dict.fromkeys(endpoints))
+
+
+def expected_writers(writers: Mapping[str, Mapping[str, str]]) -> dict[str, list[InstanceName]]:
+    """Return the names of the writers at each endpoint of ``writers``; a Redis has those of a whole Synapse."""
+    expected: dict[str, list[InstanceName]] = {}
+    for name, place in writers.items():
+        if "connect" in place and not is_redis(place["connect"]):
+            expected.setdefault(place["connect"], []).append(InstanceName(name))
+    return expected

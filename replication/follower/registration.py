@@ -5,23 +5,61 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, TypeVar
 
+import attrs
+
 from replication.errors import ConfigError, StreamError, decorator_error
 from replication.follower.application import FailedFactFunction
 from replication.follower.failures import DEFAULT_ATTEMPTS
 from replication.wire import grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from replication.follower.application import ApplyTransaction
     from replication.follower.streams import FollowedStreams
+    from replication.streams.definitions import StreamDefinition
     from replication.streams.facts import Fact
     from replication.streams.skips import FailedFact
-    from replication.wire.grammar import InstanceName, Token
+    from replication.wire.grammar import InstanceName, StreamName, Token
 
 ApplyFunction = TypeVar("ApplyFunction", bound="Callable[[list[Fact], ApplyTransaction], object]")
 ResetFunction = TypeVar("ResetFunction", bound="Callable[[InstanceName, Token, ApplyTransaction], object]")
 DecideFunction = TypeVar("DecideFunction", bound="Callable[[FailedFact, ApplyTransaction], object]")
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class StreamFunctions:
+    """The functions of an application, by stream.
+
+    Args:
+        names: of the streams that are followed; None means all.
+        described: the definitions of streams that other programs write, by name.
+
+    """
+
+    _names: Sequence[StreamName] | None
+    _described: Mapping[StreamName, StreamDefinition]
+    apply: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)
+    linear: set[StreamName] = attrs.field(init=False, factory=set)  # whose facts are applied in one order
+    undo: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)  # of on_reset
+    on_failed: dict[StreamName, FailedFactFunction] = attrs.field(init=False, factory=dict)
+
+    def add(self, stream: StreamName, function: Callable[..., object], *, linear: bool) -> None:
+        """Add the function that applies a stream's facts; ConfigError if that cannot be."""
+        if self._names is not None and stream not in self._names:
+            raise ConfigError(f"on({stream!r}): it is not among the streams to follow; add it to streams")
+        if self.apply.setdefault(stream, function) is not function:
+            raise ConfigError(f"stream {stream!r} has a function already")
+        if linear and stream in self._described and self._described[stream].known_by_token:
+            raise ConfigError(f"on({stream!r}, linear=True): its writers send each other's facts, so there is no order")
+        if linear:
+            self.linear.add(stream)
+
+    def check(self) -> None:
+        """Raise ConfigError for a function about the facts of a stream that no function applies."""
+        for decorator, registered in (("on_reset", self.undo.keys()), ("on_failed_fact", self.on_failed.keys())):
+            for name in registered - self.apply.keys():
+                raise ConfigError(f"{decorator}({name!r}): no function is registered with on({name!r})")
 
 
 class RegistersFunctions:
@@ -52,7 +90,7 @@ class RegistersFunctions:
             if self._start is not None:
                 raise StreamError(f"on({stream!r}): register functions before start()")
             _check_call("on", stream, function, "facts, txn")
-            self._followed.add_function(name, function, linear=linear)
+            self._followed.functions.add(name, function, linear=linear)
             return function
 
         return register
@@ -74,7 +112,7 @@ class RegistersFunctions:
             if self._start is not None:
                 raise StreamError(f"on_reset({stream!r}): register functions before start()")
             _check_call("on_reset", stream, undo, "writer, to, txn")
-            self._followed.undo[grammar.stream_name(stream)] = undo
+            self._followed.functions.undo[grammar.stream_name(stream)] = undo
             return undo
 
         return register
@@ -107,7 +145,7 @@ class RegistersFunctions:
             if self._start is not None:
                 raise StreamError(f"on_failed_fact({stream!r}): register functions before start()")
             _check_call("on_failed_fact", stream, decide, "failed, txn")
-            self._followed.on_failed[grammar.stream_name(stream)] = FailedFactFunction(decide, attempts)
+            self._followed.functions.on_failed[grammar.stream_name(stream)] = FailedFactFunction(decide, attempts)
             return decide
 
         return register

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from replication.caches import Caches
     from replication.deferreds import Lifetime
-    from replication.follower.catch_up import CatchUpSources
     from replication.follower.relay import RelayServer
     from replication.follower.streams import FollowedStreams
     from replication.net.access import Access
@@ -69,7 +68,6 @@ class ServedStreams:
     _master: Master | None
     relay_server: RelayServer | None
     _reports: IFollowers | None
-    _sources: CatchUpSources
     _lifetime: Lifetime
     skips: ISkips | None
 
@@ -124,7 +122,7 @@ class ServedStreams:
             return Page([], end, limited=False)
         if follower.mode is FollowMode.COPIED:
             return await self._store.facts(follower.name, source, after=Token(after), upto=end, limit=limit)
-        return await self._followed.fetch_page(follower.name, source, CatchUp(Token(after), end), limit)
+        return await self._followed.missed.page(follower.name, source, CatchUp(Token(after), end), limit)
 
     async def shown_page(self, stream: str, writer: str, *, after: int, upto: int, limit: int) -> Page:
         """Return facts of one writer for a viewer: without a copy from a source, up to the received position."""
@@ -135,7 +133,7 @@ class ServedStreams:
         end = min(Token(upto), follower.cursors[source].published)
         if after >= end:
             return Page([], end, limited=False)
-        return await self._followed.fetch_page(follower.name, source, CatchUp(Token(after), end), limit)
+        return await self._followed.missed.page(follower.name, source, CatchUp(Token(after), end), limit)
 
     async def history(self, stream: str, writer: str) -> History:
         """Return the epochs of one writer, from where its pages are."""
@@ -145,7 +143,7 @@ class ServedStreams:
         follower, source = self._readable(stream), grammar.instance_name(writer)
         if follower.mode is FollowMode.COPIED:
             return await self._store.history(follower.name, source)
-        return await self._followed.fetch_history(follower.name, source)
+        return await self._followed.missed.history(follower.name, source)
 
     async def since(self, stream: str, token: str, limit: int) -> tuple[MergedPage, str]:
         """Return about ``limit`` rows of all writers after ``token``, and the token that follows them."""
@@ -204,7 +202,7 @@ class ServedStreams:
         followers = self._followed if only is None else [each for each in [self._followed.get(only)] if each]
         for follower in followers:
             followed = [
-                replace(follower.status(writer), source=self._sources.source_of(follower.name, writer))
+                replace(follower.status(writer), source=self._followed.missed.sources.source_of(follower.name, writer))
                 for writer in follower.cursors
             ]
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
@@ -231,7 +229,7 @@ class ServedStreams:
     async def segments(self) -> list[SegmentChain]:
         """Return what the folders have that facts are fetched from, or that the part that writes waits for."""
         own = [] if self._master is None else await self._master.served.segments()
-        return [*await self._sources.segments(), *own]
+        return [*await self._followed.missed.sources.segments(), *own]
 
     def peer_statuses(self) -> list[PeerStatus]:
         """Return the status of each connection, to writers and of subscribers."""

@@ -2,56 +2,45 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
-from msgspec.structs import replace
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.logger import Logger, LogLevel
+from twisted.logger import Logger
 
 from replication.deferreds import Lifetime, share
-from replication.errors import ConfigError, FactsGoneError, ReplicationError, StreamError
+from replication.errors import ReplicationError
 from replication.follower.absent_writers import AbsentWriters
 from replication.follower.audit import Audit
 from replication.follower.database_waits import look_for_waits
-from replication.follower.doubts import Doubts
-from replication.follower.history import FollowedHistories
-from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
-from replication.follower.links import FollowedLinks, is_open
-from replication.follower.merge import MergingFollower
+from replication.follower.follower_factory import FollowerFactory
+from replication.follower.links import FollowedLinks
+from replication.follower.missed_facts import MissedFacts
+from replication.follower.registration import StreamFunctions
 from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
-from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower, begin_without_gap
+from replication.follower.stream import FIRST_RETRY, LAST_RETRY, StreamFollower
 from replication.logs import TroubleLog
 from replication.session.backoff import Backoff
 from replication.session.channel import LostRow
 from replication.session.connection import Fault, Received, Rows
-from replication.streams.access_tokens import hide_access_tokens
-from replication.streams.cursor import Apply, CatchUp, Reset
-from replication.streams.definitions import CACHES
 from replication.streams.history import last_name
-from replication.streams.interfaces import Page
 from replication.wire.commands import Ping, Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorTime
 
-    from replication.caches import Caches
-    from replication.follower.application import FailedFactFunction
+    from replication.follower.cache_invalidation import CacheInvalidation
     from replication.follower.catch_up import CatchUpSources
     from replication.follower.relay import Relay
     from replication.follower.waiters import PositionWaiters
     from replication.net.command_functions import CommandFunctions
     from replication.net.links import IWriterLink
     from replication.streams.definitions import StreamDefinition
-    from replication.streams.facts import Fact
-    from replication.streams.history import History
     from replication.streams.interfaces import IStreamStore
-    from replication.web.client import HttpCatchUp
 
 STOP_PATIENCE: Final = 10.0  # seconds in which running functions must end when this process stops
 QUIET_PERIOD: Final = 5.0  # seconds; a writer that has sent SERVER sends all its positions within them
@@ -65,17 +54,15 @@ class FollowedStreams:
         instance_name: of this process; rows under that name are not followed.
         store: holds positions and copies.
         lifetime: of this process.
-        sources: where missed facts come from.
+        factory: makes the follower of a stream.
+        functions: of the application, for facts.
+        missed: has missed facts.
+        links: to the writers.
         waiters: fire when positions move.
-        caches: are invalidated by the caches stream.
         commands: the application's functions for other commands.
         names: of the streams to follow; None means all.
         written: contains the names of the streams that this process writes.
-        accept_new_history: that of ``FollowedHistories``.
-        skip_gone: whether to go on where the writer has deleted facts that were not applied here.
-        described: the definitions of streams that other programs write, by name.
         audit_interval: seconds between two checks of the audit; 0: there is none.
-        access_tokens: that of ``StreamFollower``.
         relay: publishes what is followed; None if nothing is relayed.
         expected: the names of the writers that the configuration places at an endpoint.
 
@@ -86,26 +73,18 @@ class FollowedStreams:
     _instance_name: InstanceName
     _store: IStreamStore
     _lifetime: Lifetime
-    _sources: CatchUpSources
+    factory: FollowerFactory
+    functions: StreamFunctions
+    missed: MissedFacts
+    links: FollowedLinks
     _waiters: PositionWaiters
-    _caches: Caches
     _commands: CommandFunctions
     names: Sequence[StreamName] | None
     _written: Container[str]
-    _accept_new_history: bool
-    _skip_gone: bool
-    _described: Mapping[StreamName, StreamDefinition]
     _audit_interval: float
-    _access_tokens: bool
-    relay: Relay | None = None
-    _expected: Mapping[str, Sequence[InstanceName]] = attrs.field(factory=dict)
-    functions: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)
-    undo: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)  # functions of on_reset
-    on_failed: dict[StreamName, FailedFactFunction] = attrs.field(init=False, factory=dict)
-    copy: bool = attrs.field(init=False, default=False)  # whether streams without a function are copied
-    _linear: set[StreamName] = attrs.field(init=False, factory=set)
+    relay: Relay | None
+    _expected: Mapping[str, Sequence[InstanceName]]
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
-    links: FollowedLinks = attrs.field(init=False, factory=FollowedLinks)
     absent: AbsentWriters = attrs.field(init=False)
     _same_name_logged: bool = attrs.field(init=False, default=False)
     _audit: Audit | None = attrs.field(init=False, default=None)  # None: no foreign database, or no interval
@@ -113,7 +92,7 @@ class FollowedStreams:
 
     def __attrs_post_init__(self) -> None:
         """Let the relay announce writers once all are found, and the sources ask for epochs over the wire."""
-        self._sources.epoch_of = self.links.epoch
+        self.missed.sources.epoch_of = self.links.epoch
         self.absent = AbsentWriters(
             expected=self._expected,
             links=self.links,
@@ -124,9 +103,9 @@ class FollowedStreams:
         if self.relay is not None:
             self.relay.links, self.relay.all_known = self.links, self.all_writers_known
             self.relay.followed_epoch = self._followed_epoch
-        if self._audit_interval and self._sources.foreign_database() is None:
+        if self._audit_interval and self.missed.sources.foreign_database() is None:
             self._relayed_audit = RelayedAudit(
-                over_http=lambda endpoint: self._sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
+                over_http=lambda endpoint: self.missed.sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
                 links=self.links,
                 endpoints=self.links.endpoints,
                 followers=self,
@@ -145,17 +124,6 @@ class FollowedStreams:
     def wants(self, stream: str) -> bool:
         """Whether a stream is among those to follow."""
         return self.names is None or stream in self.names
-
-    def add_function(self, stream: StreamName, function: Callable[..., object], *, linear: bool) -> None:
-        """Register the application's function for a stream; ConfigError if that cannot be."""
-        if not self.wants(stream):
-            raise ConfigError(f"on({stream!r}): it is not among the streams to follow; add it to streams")
-        if self.functions.setdefault(stream, function) is not function:
-            raise ConfigError(f"stream {stream!r} has a function already")
-        if linear and stream in self._described and self._described[stream].known_by_token:
-            raise ConfigError(f"on({stream!r}, linear=True): its writers send each other's facts, so there is no order")
-        if linear:
-            self._linear.add(stream)
 
     def position(self, stream: StreamName, writer: InstanceName) -> Token:
         """Return the applied position of a writer; -1 if none is known."""
@@ -180,10 +148,8 @@ class FollowedStreams:
 
     async def open(self) -> None:
         """Read the stored positions of ``names``, or of the streams with a function; ReplicationError if that fails."""
-        for decorator, registered in (("on_reset", self.undo.keys()), ("on_failed_fact", self.on_failed.keys())):
-            for name in registered - self.functions.keys():
-                raise ConfigError(f"{decorator}({name!r}): no function is registered with on({name!r})")
-        for name in self.names or self.functions:
+        self.functions.check()
+        for name in self.names or self.functions.apply:
             await self._follower(name).open()
 
     def start(self) -> None:
@@ -196,13 +162,13 @@ class FollowedStreams:
         Deferred.fromCoroutine(look_for_waits(self, self._lifetime))
         PositionReports(
             instance_name=self._instance_name,
-            processes=self.http_of_writers,
+            processes=self.missed.over_http,
             followers=self,
             copied=self._copied_streams,
             sync=self._store.sync,
             lifetime=self._lifetime,
         ).start()
-        database = self._sources.foreign_database()
+        database = self.missed.sources.foreign_database()
         if database is not None and self._audit_interval:
             self._audit = Audit(
                 source=database,
@@ -222,21 +188,6 @@ class FollowedStreams:
         await ended.addTimeout(STOP_PATIENCE, clock, lambda _result, _seconds: None)
         for each in running:
             each.cancel()
-
-    # ---- what sources have
-
-    async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
-        """Return the history of a writer from the catch-up sources; CatchUpError if one fails and none has it."""
-        return await self._sources.history(self.links.endpoints.get(writer), stream, writer)
-
-    async def fetch_page(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
-        """Return a page for a follower of this process, which keeps no copy; CatchUpError if no source has it."""
-        page = await self._sources.page(self.links.endpoints.get(writer), stream, writer, step, limit)
-        return page if self._access_tokens else replace(page, facts=hide_access_tokens(stream, page.facts))
-
-    def http_of_writers(self) -> list[HttpCatchUp]:
-        """Return the HTTP of the writers, or of the relays, that are followed."""
-        return self._sources.over_http_of(self.links.endpoints.values())
 
     # ---- what clients receive
 
@@ -279,18 +230,10 @@ class FollowedStreams:
 
     def lost(self, client: IWriterLink) -> None:
         """Drop the incomplete facts of a lost connection; another one to the same writer is followed from now on."""
-        self._sources.connection_lost()
+        self.missed.sources.connection_lost()
         for follower in self:
             follower.connection_lost(client)
         self.links.lost(client)
-
-    def invalidate(self, facts: Iterable[Fact]) -> None:
-        """Invalidate caches by facts of the caches stream."""
-        for fact in facts:
-            try:
-                self._caches.apply(fact.rows)
-            except StreamError as error:  # the other rows are applied; a bad row must not stop the stream
-                self.log.error("caches fact {token}: {error}", token=fact.token, error=str(error))
 
     # ---- inside
 
@@ -325,48 +268,8 @@ class FollowedStreams:
                 client.request_positions()  # positions that arrived meanwhile were dropped
 
     def _follower(self, name: StreamName) -> StreamFollower:
-        function = self.functions.get(name)
-        if function is not None:
-            mode = FollowMode.APPLIED
-        elif self.copy and name not in self._written:  # the table of a stream written here has its facts
-            mode = FollowMode.COPIED
-        else:
-            mode = FollowMode.POSITION_ONLY
-        definition, database = self._described.get(name), self._sources.foreign_database()
-        used = mode is not FollowMode.POSITION_ONLY or name == CACHES or self.relay is not None
-        compared = used and database is not None and database.audits(name)
-        relayed = self._relayed_audit if used else None
-        described = definition is not None and (definition.known_by_token or definition.position_name is not None)
-        known = None
-        if described or relayed is not None:
-            known = _known_tokens(name, mode, self._store, self._instance_name)
-        caching = name == CACHES and bool(len(self._caches))
-        make: Callable[..., StreamFollower] = StreamFollower
-        if name in self._linear:
-            make = partial(MergingFollower, all_positions_received=self.links.all_positions_received)
-        follower = self._followers[name] = make(
-            name=name,
-            mode=mode,
-            instance_name=self._instance_name,
-            store=self._store,
-            lifetime=self._lifetime,
-            fetch=self._fetch,
-            moved=self._moved,
-            function=function,
-            undo=self.undo.get(name),
-            on_failed=self.on_failed.get(name),
-            histories=self._histories(name, mode) if mode is not FollowMode.POSITION_ONLY or caching else None,
-            known=known,
-            known_by_token=definition is not None and definition.known_by_token,
-            audited=compared and self._audit_interval > 0,
-            fetches_whole=compared and self.links.over_redis() and definition is not None and definition.has_kinds,
-            confirm_audit=None if relayed is None else relayed.confirm,
-            is_open=is_open,
-            first=self._invalidate_step if name == CACHES else None,
-            begin=self._begin_caches if name == CACHES else begin_without_gap,
-            access_tokens=self._access_tokens,
-            relay=self.relay,
-        )
+        follower = self.factory.make(name, moved=self._moved, relayed_audit=self._relayed_audit)
+        self._followers[name] = follower
         return follower
 
     async def _followed_epoch(self, stream: StreamName, writer: InstanceName) -> str:
@@ -379,73 +282,15 @@ class FollowedStreams:
         # Nothing is stored here.  Without a connection nothing is published; the next one closes those of followers.
         return await self.links.epoch(stream, writer) or ""
 
-    def _histories(self, name: StreamName, mode: FollowMode) -> FollowedHistories:
-        async def count(stream: StreamName, writer: InstanceName, history: History, **of: Token) -> int | None:
-            return await self._sources.count(self.links.endpoints.get(writer), stream, writer, history, **of)
-
-        return FollowedHistories(
-            stream=name,
-            store=None if mode is FollowMode.POSITION_ONLY else self._store,
-            follower="" if mode is FollowMode.COPIED else self._instance_name,
-            lifetime=self._lifetime,
-            fetch=self.fetch_history,
-            accept_new=self._accept_new_history or mode is FollowMode.POSITION_ONLY,
-            changed=None if self.relay is None else self.relay.restarted,
-            # It may have lost facts that were not received here, and values may have been read before that.
-            begun_again=self._caches.clear if name == CACHES else None,
-            doubts=Doubts(
-                stream=name,
-                copies=self._store if mode is FollowMode.COPIED else None,
-                clock=self._lifetime.clock,
-                count=count,
-            ),
-        )
-
-    async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
-        histories, endpoint = self._followers[stream].histories, self.links.endpoints.get(writer)
-        followed = () if histories is None else await histories.followed(writer)
-        try:
-            return await self._sources.fetch(endpoint, stream, writer, step, limit, followed=followed)
-        except FactsGoneError as error:
-            mode = self._followers[stream].mode
-            applies = mode is not FollowMode.POSITION_ONLY  # otherwise the application lacks nothing
-            if error.upto is None or (applies and not self._skip_gone):
-                raise
-            upto = min(Token(error.upto), step.upto)
-            if stream == CACHES:
-                self._caches.clear()  # any entry may be among those that were invalidated
-            if self.relay is not None:
-                self.relay.left_out((stream, writer), upto)
-            self.log.emit(
-                LogLevel.error if applies else LogLevel.info,
-                "{stream}: facts of {writer} after {after} up to {upto} are gone, and are left out here",
-                stream=stream,
-                writer=writer,
-                after=step.after,
-                upto=upto,
-            )
-            return Page((), upto, limited=upto < step.upto, left_out=True)
-
     async def _copied_streams(self) -> Collection[StreamName]:
         """Return the streams whose copies are stored here."""
-        stored = await self._store.stored_positions() if self.copy else ()
+        stored = await self._store.stored_positions() if self.factory.copies else ()
         return [each for each in stored if self.wants(each) and each not in self._written]
 
     def _moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         for client in self.links:
             client.resume_reading()
         self._waiters.moved(stream, writer, position)
-
-    def _begin_caches(self, command: Position) -> Token:
-        """Clear the caches at the first POSITION of a writer: what it has sent before is never received here."""
-        self._caches.clear()
-        return begin_without_gap(command)
-
-    def _invalidate_step(self, _: InstanceName, step: Apply | Reset) -> None:
-        if isinstance(step, Reset):
-            self._caches.clear()  # cached values may come from facts that the writer has lost
-        else:
-            self.invalidate(step.facts)
 
     def _warn_of_same_name(self, client: IWriterLink) -> None:
         if not self._same_name_logged:
@@ -470,7 +315,7 @@ class FollowedStreams:
             if None not in connected and connected == before:
                 break
             before = connected
-        for name in self.names or self.functions:
+        for name in self.names or self.functions.apply:
             follower = self._followers.get(name)
             if name not in self._written and not (follower is not None and follower.cursors):
                 self.log.warn(
@@ -479,10 +324,66 @@ class FollowedStreams:
                 )
 
 
-def _known_tokens(name: StreamName, mode: FollowMode, store: IStreamStore, follower: InstanceName) -> CopiedTokens:
-    if mode is FollowMode.APPLIED:
-        return AppliedTokens(name, store, follower)
-    return (CopiedTokens if mode is FollowMode.COPIED else ReceivedTokens)(name, store)
+def follow_streams(
+    *,
+    instance_name: InstanceName,
+    store: IStreamStore,
+    lifetime: Lifetime,
+    sources: CatchUpSources,
+    waiters: PositionWaiters,
+    invalidation: CacheInvalidation,
+    commands: CommandFunctions,
+    names: Sequence[StreamName] | None,
+    written: Container[str],
+    described: Mapping[StreamName, StreamDefinition],
+    expected: Mapping[str, Sequence[InstanceName]],
+    audit_interval: float,
+    accept_new_history: bool,
+    skip_gone: bool,
+    access_tokens: bool,
+    relay: Relay | None,
+) -> FollowedStreams:
+    """Return the streams that a process follows; ``FollowedStreams`` and ``FollowerFactory`` have the parameters."""
+    links, functions = FollowedLinks(), StreamFunctions(names=names, described=described)
+    missed = MissedFacts(
+        sources=sources,
+        links=links,
+        skip_gone=skip_gone,
+        access_tokens=access_tokens,
+        clear_caches=invalidation.clear,
+        relay=relay,
+    )
+    factory = FollowerFactory(
+        instance_name=instance_name,
+        store=store,
+        lifetime=lifetime,
+        functions=functions,
+        missed=missed,
+        invalidation=invalidation,
+        links=links,
+        written=written,
+        described=described,
+        audits=audit_interval > 0,
+        accept_new_history=accept_new_history,
+        access_tokens=access_tokens,
+        relay=relay,
+    )
+    return FollowedStreams(
+        instance_name=instance_name,
+        store=store,
+        lifetime=lifetime,
+        factory=factory,
+        functions=functions,
+        missed=missed,
+        links=links,
+        waiters=waiters,
+        commands=commands,
+        names=names,
+        written=written,
+        audit_interval=audit_interval,
+        relay=relay,
+        expected=expected,
+    )
 
 
 def _act_on_ping(words: list[str], followers: Mapping[StreamName, StreamFollower], relay: Relay | None) -> None:

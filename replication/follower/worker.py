@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
@@ -13,14 +13,16 @@ from replication.caches import CachedFunction, Caches, KeysOf
 from replication.deferreds import Lifetime, StartDeferred, check_reactor, check_thread, close_after, share
 from replication.errors import CommitsLostError, ConfigError, StoppingError, decorator_error, is_temporary
 from replication.follower.audit import DEFAULT_INTERVAL
+from replication.follower.cache_invalidation import CacheInvalidation
 from replication.follower.catch_up import CatchUpSources
+from replication.follower.links import endpoints_of, expected_writers
 from replication.follower.registration import RegistersFunctions
 from replication.follower.relay import make_relay
 from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
 from replication.follower.skips import FollowedSkips
 from replication.follower.sources import all_definitions, described_streams
-from replication.follower.streams import FollowedStreams
+from replication.follower.streams import FollowedStreams, follow_streams
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-DEFAULT_CONNECT: Final = ("tcp:127.0.0.1:9092",)
 
 
 class Worker(RegistersFunctions):
@@ -133,7 +134,8 @@ class Worker(RegistersFunctions):
             from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
         _refuse_strings(connect=connect, streams=streams, catch_up=catch_up, writes=writes)
         self.instance_name: InstanceName = grammar.instance_name(instance_name)
-        self.caches = Caches()
+        self.caches, self._faults = Caches(), Counter[str]()
+        self._invalidation = CacheInvalidation(self.caches)
         definitions = all_definitions(writes, definitions)
         self.store = store_of(database or f"sqlite:///replication-{instance_name}.db", reactor)
         self._clock, self._copy, self._login = reactor, copy, (redis_password, certificate)
@@ -148,18 +150,17 @@ class Worker(RegistersFunctions):
         named = {name: place for name, place in (writers or {}).items() if name != instance_name}
         self._sources = CatchUpSources(reactor, catch_up, named, secret, definitions, certificate)
         self._waiters = PositionWaiters(reactor)
-        endpoints = _endpoints(connect, named)
+        endpoints = endpoints_of(connect, named)
         described = described_streams(endpoints, definitions)
         self._followed = self._make_followed(
             described=described,
-            expected=_expected(named),
+            expected=expected_writers(named),
             audit_interval=audit_interval,
             names=None if streams is None else [grammar.stream_name(each) for each in streams],
             accept_new_history=accept_new_history,
             skip_gone=skip_gone,
             access_tokens=access_tokens,
         )
-        self._faults = Counter[str]()
         self._clients = [self._make_client(endpoint, shared) for endpoint in endpoints]
         self.served = self._make_served({name: each.row for name, each in described.items()}, wall)
         self._start: Deferred[Exception | None] | None = None
@@ -326,7 +327,8 @@ class Worker(RegistersFunctions):
 
     async def _open(self) -> Exception | None:
         cached, server = bool(len(self.caches)), self.served.relay_server
-        self._followed.copy = not self._followed.functions and not cached if self._copy is None else self._copy
+        copies = not self._followed.functions.apply and not cached
+        self._followed.factory.copies = copies if self._copy is None else self._copy
         if cached and not self._followed.wants(CACHES):
             self.log.warn("nothing invalidates the cached functions: {name} is not among streams", name=CACHES)
         try:
@@ -365,7 +367,7 @@ class Worker(RegistersFunctions):
     def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
         """Invalidate the caches of this process by its own facts: no writer sends them back."""
         if stream == CACHES:
-            self._followed.invalidate(facts)
+            self._invalidation.apply(facts)
 
     # ---- wiring
 
@@ -386,13 +388,13 @@ class Worker(RegistersFunctions):
         )
 
     def _make_followed(self, **options: Any) -> FollowedStreams:
-        return FollowedStreams(
+        return follow_streams(
             instance_name=self.instance_name,
             store=self.store,
             lifetime=self._lifetime,
             sources=self._sources,
             waiters=self._waiters,
-            caches=self.caches,
+            invalidation=self._invalidation,
             commands=self._functions,
             written=() if self._master is None else self._master.registry,
             relay=self._relay,
@@ -443,7 +445,7 @@ class Worker(RegistersFunctions):
         reports: IFollowers | None = None if self._master is None else self._master.served.followers
         if self._relay is not None:
             reports = RelayedReports(
-                processes=self._followed.http_of_writers,
+                processes=self._followed.missed.over_http,
                 missing=self._followed.links.silent_endpoints,
                 wall=wall,
                 follower_of=self._followed.get,
@@ -465,7 +467,6 @@ class Worker(RegistersFunctions):
             skips=FollowedSkips(self.instance_name, self.store, self._followed),
             relay_server=None if self._relay is None else self._relay.server,
             reports=reports,
-            sources=self._sources,
             lifetime=self._lifetime,
         )
 
@@ -478,22 +479,3 @@ def _refuse_strings(**options: object) -> None:
     for option, value in options.items():
         if isinstance(value, str):
             raise ConfigError(f"{option} is a list, not a string: write {option}=[{value!r}]")
-
-
-def _endpoints(connect: Sequence[str] | None, writers: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the endpoints to connect to: those of ``writers``, then those of ``connect``; ConfigError if none."""
-    if connect is None:
-        connect = () if any("connect" in place for place in writers.values()) else DEFAULT_CONNECT
-    endpoints = [*(place["connect"] for place in writers.values() if "connect" in place), *connect]
-    if not endpoints:
-        raise ConfigError("a worker needs at least one writer to connect to: give connect")
-    return list(dict.fromkeys(endpoints))
-
-
-def _expected(writers: Mapping[str, Mapping[str, str]]) -> dict[str, list[InstanceName]]:
-    """Return the names of the writers at each endpoint of ``writers``; a Redis has those of a whole Synapse."""
-    expected: dict[str, list[InstanceName]] = {}
-    for name, place in writers.items():
-        if "connect" in place and not is_redis(place["connect"]):
-            expected.setdefault(place["connect"], []).append(InstanceName(name))
-    return expected

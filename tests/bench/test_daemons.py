@@ -17,7 +17,7 @@ MASTER = MasterAddress(9092, "http://127.0.0.1:9093")
 class WorkerTests(SynchronousTestCase):
     def test_the_function_decodes_and_counts_rows(self) -> None:
         made = make_worker(MemoryReactorClock(), MASTER, "sqlite://")
-        apply = made.worker._followed.functions[STREAM]
+        apply = made.worker._followed.functions.apply[STREAM]
         apply([Fact(Token(2), ("[1]", "[2]")), Fact(Token(3), ("{}",))], None)
         self.assertEqual(made.taken, [3])
         with self.assertRaisesRegex(RemoteProtocolError, "not JSON"):

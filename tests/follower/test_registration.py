@@ -80,4 +80,4 @@ class OnFailedFactTests(WorkerCase):
         for attempts in (1, DEFAULT_ATTEMPTS):
             options = {} if attempts == DEFAULT_ATTEMPTS else {"attempts": attempts}
             self.worker.on_failed_fact("orders", **options)(stop)
-            self.assertEqual(self.worker._followed.on_failed[ORDERS].attempts, attempts)
+            self.assertEqual(self.worker._followed.functions.on_failed[ORDERS].attempts, attempts)

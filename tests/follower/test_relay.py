@@ -424,7 +424,7 @@ class ChainTests(RelayCase):
         """See docs/protocol/traps.md 12: a Synapse sends backfill so, and only pages have all of it."""
         writer = self.serve(HELLO + position(1, 1))
         missed = [fact(token) for token in range(2, 10)]
-        self.worker._followed._sources = FakeSources(missed)  # type: ignore[assignment]
+        self.worker._followed.missed.sources = FakeSources(missed)  # type: ignore[assignment]
         self.start()
         begin(self.behind.start())
         self.net.run(1)
@@ -474,6 +474,9 @@ class FakeSources:
 
     async def history(self, *_: object) -> tuple[()]:
         return ()
+
+    def source_of(self, *_: object) -> None:
+        """Return None: no catch-up is long."""
 
     async def close(self) -> None:
         pass
@@ -697,7 +700,7 @@ class PageTests(RelayCase):
         row, hidden = '["get_user_by_access_token",["secret"],7]', '["get_user_by_access_token",null,7]'
         for shown in (False, True):
             self.worker = self.make_worker(copy=False, access_tokens=shown)
-            self.worker._followed._sources = FakeSources([fact(2, row)])  # type: ignore[assignment]
+            self.worker._followed.missed.sources = FakeSources([fact(2, row)])  # type: ignore[assignment]
             writer = self.serve(HELLO + position(1, 1, "caches"))
             self.start()
             self.send(writer, rdata(2, row, "caches"))

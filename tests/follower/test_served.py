@@ -11,7 +11,7 @@ from replication.errors import (
     UnknownStreamError,
 )
 from replication.follower.catch_up import CatchUpSources
-from replication.follower.streams import FollowedStreams
+from replication.follower.missed_facts import MissedFacts
 from replication.net.access import Access
 from replication.storage.tables.instances import TokenCodec
 from replication.streams.cursor import CatchUp
@@ -175,7 +175,7 @@ class ShownPageTests(WorkerCase):
         async def fetch(_: object, stream: object, writer: object, step: CatchUp, limit: int) -> Page:
             return Page([fact(2, "[]")], step.upto, limited=False)
 
-        self.patch(FollowedStreams, "fetch_page", fetch)
+        self.patch(MissedFacts, "page", fetch)
         self.worker = self.make_worker(relay=True, writes=["orders"])
         writer = self.serve(HELLO + position(1, 1, writer="other"))
         self.start()
@@ -215,7 +215,7 @@ class ShownPageTests(WorkerCase):
         def refuse(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
             raise ValueError("a bad order")
 
-        self.patch(FollowedStreams, "fetch_page", fetch)
+        self.patch(MissedFacts, "page", fetch)
         with logged():
             self.serve(HELLO + position(1, 1) + rdata(2) + rdata(3))
             self.start()

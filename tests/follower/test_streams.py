@@ -11,64 +11,21 @@ from twisted.internet.defer import Deferred
 from replication.errors import (
     StoreError,
 )
-from replication.follower.catch_up import CatchUpSources
 from replication.net.protocol import ReplicationProtocol
-from replication.streams.cursor import CatchUp, Cursor
-from replication.streams.definitions import CACHES
-from replication.streams.facts import Fact
-from replication.streams.interfaces import Page
-from replication.wire.grammar import StreamName, Token
-from tests.doubles import begin, error_of, lines_of, logged, now
-from tests.follower.cases import HELLO, HTTP, MASTER, WIRE, WorkerCase, contents, position, rdata
+from replication.streams.cursor import Cursor
+from replication.wire.grammar import StreamName
+from tests.doubles import begin, error_of, lines_of, logged
+from tests.follower.cases import HELLO, HTTP, WIRE, WorkerCase, contents, position, rdata
 from tests.net.test_client import FakeWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replication.follower.application import ApplyTransaction
+    from replication.streams.facts import Fact
 
 
-class ModeTests(WorkerCase):
-    def test_without_functions_and_caches_every_stream_is_copied(self) -> None:
-        writer = self.serve(HELLO + position(1, 1) + position(1, 1, "caches"))
-        self.start()
-        self.send(writer, rdata(2), rdata(2, '["f",null,1]', "caches"), position(2, 5))
-        self.assertEqual(contents(self.store), {"orders": {2: ("[]",)}, "caches": {2: ('["f",null,1]',)}})
-        self.assertEqual((self.stored(), self.stored("caches")), (5, 2))
-
-    def test_with_a_function_only_positions_of_other_streams_are_followed(self) -> None:
-        self.apply()
-        writer = self.serve(HELLO + position(1, 1) + position(1, 1, "stock"))
-        self.start()
-        self.send(writer, rdata(2), rdata(2, stream="stock"))
-        self.assertEqual((self.seen, self.at("stock")), ([[2]], 2))
-        self.assertEqual(contents(self.store), {"orders": {}})
-
-    def test_copy_true_copies_the_other_streams(self) -> None:
-        self.worker = self.make_worker(copy=True)
-        self.apply()
-        writer = self.serve(HELLO + position(1, 1) + position(1, 1, "stock"))
-        self.start()
-        self.send(writer, rdata(2), rdata(2, stream="stock"))
-        self.assertEqual(contents(self.store), {"orders": {}, "stock": {2: ("[]",)}})
-
-    def test_with_caches_and_no_function_nothing_is_copied(self) -> None:
-        @self.worker.cached()
-        def get(key: str) -> str:
-            return key
-
-        writer = self.serve(HELLO + position(1, 1))
-        self.start()
-        self.send(writer, rdata(2))
-        self.assertEqual((contents(self.store), self.at()), ({}, 2))
-
-    def test_the_mode_of_a_stream_is_decided_at_start(self) -> None:
-        writer = self.serve(HELLO + position(1, 1))
-        self.start()
-        self.worker.cached()(lambda: None)
-        self.send(writer, position(1, 1, "stock"), rdata(2, stream="stock"))
-        self.assertEqual(contents(self.store)["stock"], {2: ("[]",)})
-
+class NameTests(WorkerCase):
     def test_replicate_names_the_chosen_streams_and_others_are_ignored(self) -> None:
         self.worker = self.make_worker(streams=["orders", "caches"])
         writer = self.serve(HELLO + position(1, 1) + position(1, 1, "stock"))
@@ -244,94 +201,6 @@ class OpeningTests(WorkerCase):
         self.assertEqual((stopped, messages), ([None], []))
 
 
-class CacheTests(WorkerCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.calls: list[str] = []
-
-        @self.worker.cached()
-        def get(key: str) -> str:
-            self.calls.append(key)
-            return key
-
-        self.get = get
-        self.writer = self.serve(HELLO + position(1, 1, "caches"))
-
-    def row(self, name: str, *keys: str) -> str:
-        encoded = ",".join(f'"{key}"' for key in keys)
-        return f'["{name}",[{encoded}],1]'
-
-    def test_trap_30_caches_are_invalidated_before_the_position_is_applied(self) -> None:
-        self.start()
-        self.get("1")
-        self.get("2")
-        fresh: list[str] = []
-        self.worker.wait_for("caches", "master", 2).addCallback(lambda _: fresh.append(self.get("1")))
-        self.send(self.writer, rdata(2, self.row("get", "1"), "caches"))
-        self.get("2")
-        self.assertEqual(self.calls, ["1", "2", "1"])
-        self.assertEqual(fresh, ["1"])
-
-    def test_a_value_from_before_the_first_position_of_a_writer_is_not_kept(self) -> None:
-        """An invalidation that was published before that position is never received."""
-        self.get("1")
-        self.start()
-        self.get("1")
-        self.get("1")
-        self.assertEqual(self.calls, ["1"] * 2)
-        self.send(self.writer, position(1, 7, "caches", "other"))
-        self.get("1")
-        self.assertEqual((self.calls, self.at("caches", "other")), (["1"] * 3, 7))
-        self.send(self.writer, position(7, 9, "caches", "other"))
-        self.get("1")
-        self.assertEqual(self.calls, ["1"] * 3)
-
-    def test_a_special_name_invalidates_several_caches(self) -> None:
-        self.worker.caches.fan_out("changed", "get", "unknown")
-        self.start()
-        self.get("1")
-        self.send(self.writer, rdata(2, self.row("changed", "1"), "caches"))
-        self.get("1")
-        self.assertEqual(self.calls, ["1", "1"])
-
-    def test_an_invalid_caches_row_is_logged_and_does_not_stop_the_stream(self) -> None:
-        self.start()
-        self.get("1")
-        with logged() as messages:
-            self.send(self.writer, rdata(2, "[17]", "caches"), rdata(3, self.row("get", "1"), "caches"))
-        self.get("1")
-        self.assertEqual((self.calls, self.at("caches")), (["1", "1"], 3))
-        self.assertEqual(len(messages), 1)
-        self.assertRegex(messages[0], r"^caches fact 2: \S")
-
-    def test_a_reset_of_the_caches_stream_clears_every_cache(self) -> None:
-        self.start()
-        self.send(self.writer, position(1, 9, "caches"))
-        self.get("1")
-        self.serve(HELLO + position(5, 5, "caches"))
-        with logged():
-            self.net.cut()
-            self.net.run(1.0)
-        self.get("1")
-        self.assertEqual(self.calls, ["1", "1"])
-
-    def test_caches_are_invalidated_beside_a_function_for_the_caches_stream(self) -> None:
-        self.apply("caches")
-        self.start()
-        self.get("1")
-        self.send(self.writer, rdata(2, self.row("get", "1"), "caches"))
-        self.get("1")
-        self.assertEqual((self.calls, self.seen), (["1", "1"], [[2]]))
-
-    def test_cached_functions_without_the_caches_stream_are_logged_as_a_warning(self) -> None:
-        self.worker = self.make_worker(streams=["orders"])
-        self.worker.cached()(lambda: None)
-        self.serve(HELLO + position(1, 1))
-        with logged() as messages:
-            self.start()
-        self.assertEqual(messages, ["nothing invalidates the cached functions: caches is not among streams"])
-
-
 class AuditedRelayTests(WorkerCase):
     """Behind a relay that compares its facts with a database, a worker that uses facts compares with the relay."""
 
@@ -456,40 +325,3 @@ class AccessTokenTests(WorkerCase):
         self.worker = self.make_worker(access_tokens=True)
         self.follow()
         self.assertEqual(contents(self.store)["caches"][2], (self.ROW,))
-
-
-class PageTests(WorkerCase):
-    def test_what_was_missed_of_a_stream_that_is_not_stored_is_fetched_without_a_history(self) -> None:
-        self.apply()
-        fetched: list[object] = []
-
-        async def fetch(_: object, *which: object, followed: object) -> Page:
-            fetched.append((which[1], followed))
-            return Page((), Token(9), limited=False)
-
-        self.patch(CatchUpSources, "fetch", fetch)
-        self.serve(*[HELLO + position(1, 1) + position(at, at, "stock") for at in (5, 9)])
-        self.start()
-        with logged():
-            self.net.cut()
-            self.net.run(2)
-        self.assertEqual((fetched, self.at("stock")), ([("stock", ())], 9))
-
-    def test_a_page_for_a_follower_is_fetched_from_the_sources_without_access_tokens(self) -> None:
-        """See docs/protocol/streams.md C4."""
-        row = '["get_user_by_access_token",["secret"],7]'
-        step = CatchUp(Token(1), Token(9))
-        asked: list[tuple[object, ...]] = []
-
-        async def page(_: object, *which: object) -> Page:
-            asked.append(which)
-            return Page([Fact(Token(2), (row,))], Token(5), limited=True)
-
-        self.patch(CatchUpSources, "page", page)
-        for shown in (False, True):
-            followed = self.make_worker(access_tokens=shown)._followed
-            followed.links.endpoints[MASTER] = "tcp:a:1"
-            found = now(followed.fetch_page(CACHES, MASTER, step, 7))
-            text = row if shown else row.replace('["secret"]', "null")
-            self.assertEqual(([*found.facts], found.upto, found.limited), ([Fact(Token(2), (text,))], 5, True))
-        self.assertEqual(asked, [("tcp:a:1", CACHES, MASTER, step, 7)] * 2)

@@ -225,7 +225,7 @@ class WorkerHost(Host):
         )
         if self.relays:
             self.reactor.listen(PORT, worker.factory())
-        worker._followed._sources = SimulatedSources(self)  # type: ignore[assignment]
+        worker._followed.missed.sources = SimulatedSources(self)  # type: ignore[assignment]
         for stream in self.functions:
             worker.on(stream, linear=stream in self.orders)(self._apply)
             if self.world.restores:

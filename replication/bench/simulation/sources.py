@@ -96,6 +96,9 @@ class SimulatedSources:
     def connection_lost(self) -> None:
         """Do nothing: no history is kept here."""
 
+    def source_of(self, *_: object) -> None:
+        """Return None: no catch-up is long here."""
+
     async def fetch(
         self,
         endpoint: str | None,

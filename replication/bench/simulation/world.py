@@ -283,7 +283,7 @@ class World:
     def _logged(self, event: LogEvent) -> None:
         if event["log_format"].startswith("{stream}: facts of {writer} after {after} up to {upto} are gone"):
             for worker in self.workers.values():
-                if event["log_source"] is worker.worker._followed:
+                if event["log_source"] is worker.worker._followed.missed:
                     worker.leaves_out(*(event[each] for each in ("stream", "writer", "after", "upto")))
         if event["log_format"].startswith("{stream} does not wait for {writers}"):
             for worker in self.workers.values():
