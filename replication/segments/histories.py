@@ -14,11 +14,12 @@ from replication.streams.history import common_position, encode_history, read_hi
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from replication.segments.databases import Database
     from replication.segments.folders import Folder
     from replication.segments.manifest import Manifest
+    from replication.segments.run import StreamRange
     from replication.streams.history import History
 
     Histories = Mapping[tuple[StreamName, InstanceName], History]
@@ -59,6 +60,26 @@ def check_histories(folder: Folder, manifest: Manifest, histories: Histories) ->
     if found != known:
         folder.remove(WORK)
         write_index(folder, HISTORIES, _encode(found))
+
+
+def check_unchanged(database: Database, part: StreamRange, planned: Sequence[History]) -> None:
+    """Raise StoreError if the database was restored after the histories of a range's writers were read.
+
+    What was read of the range may then lack facts, or have others.
+    """
+    from replication.segments.databases import read_positions  # noqa: PLC0415 (a worker reads histories, no database)
+
+    now = read_histories(database)
+    stored = {(stream, writer): abs(stream_id) for stream, writer, stream_id in read_positions(database) or ()}
+    for each, history in zip(part.writers, planned, strict=True):
+        key = part.definition.name, each.instance
+        if history and (
+            common_position(history, now.get(key, ()), each.upto) != each.upto or stored.get(key, 0) < each.upto
+        ):
+            raise StoreError(
+                f"{database.url!r} was restored or exchanged while {part.definition.name} by {each.instance} was read "
+                f"up to {each.upto}; nothing was added: start its master, then run the same command again"
+            )
 
 
 def _encode(histories: Histories) -> bytes:

@@ -21,7 +21,7 @@ from replication.segments.compression import check_compression
 from replication.segments.databases import open_database, read_positions, resolve_url
 from replication.segments.folders import open_folder, read_index
 from replication.segments.foreign import foreign_positions
-from replication.segments.histories import check_histories, read_histories
+from replication.segments.histories import check_histories, check_unchanged, read_histories
 from replication.segments.kept import check_kept
 from replication.segments.manifest import (
     MANIFEST,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from replication.segments.folders import Folder
     from replication.segments.histories import Histories
     from replication.segments.tables import Table
+    from replication.streams.history import Epoch
     from replication.urls import Url
 
 ORIGIN: Final = Token(0)  # the default of --from
@@ -323,12 +324,13 @@ def _end_of_rows(table: Table, after: Token, rows: int) -> Token | None:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One range to write, as plain values that another machine can take."""
+    """One range to write, as plain values that another machine can take; with the histories of its writers."""
 
     database: Url
     out: str
     range: StreamRange
     options: SegmentOptions
+    histories: tuple[tuple[Epoch, ...], ...]
 
     @property
     def work(self) -> str:
@@ -343,7 +345,7 @@ class Task(msgspec.Struct, frozen=True):
     @property
     def checksum(self) -> str:
         """A SHA-256 of all values: a receipt with another one belongs to another task."""
-        return hashlib.sha256(repr((str(self.database), self.range, self.options)).encode()).hexdigest()
+        return hashlib.sha256(repr((str(self.database), self.range, self.options, self.histories)).encode()).hexdigest()
 
     def do(self) -> bytes:
         """Write the segments, then the receipt, and return the receipt; after a StoreError there is no receipt."""
@@ -351,10 +353,17 @@ class Task(msgspec.Struct, frozen=True):
 
         folder = open_folder(self.out)
         segments = export_range(self.database, folder, self.range, self.options, self.work)
+        with closing(open_database(self.database)) as database:
+            check_unchanged(database, self.range, self.histories)
         receipt = msgspec.json.encode({"task": self.checksum, "segments": [each.to_json() for each in segments]})
         with folder.create(self.receipt) as sink:
             sink.write(receipt)
         return receipt
+
+
+def _task(request: ReplayRequest, folder: Folder, part: StreamRange, histories: Histories) -> Task:
+    of_writers = tuple([tuple(histories.get((part.definition.name, each.instance), ())) for each in part.writers])
+    return Task(request.database, folder.url, part, request.options, of_writers)
 
 
 def _work_of(checksum: str) -> str:
@@ -452,7 +461,7 @@ def start_run(request: ReplayRequest) -> Iterator[Run]:
         with closing(open_database(request.database)) as database:
             ranges, histories, warnings = _plan(database, request, manifest)
             check_histories(folder, manifest, histories)
-        tasks = [Task(request.database, folder.url, each, request.options) for each in ranges]
+        tasks = [_task(request, folder, each, histories) for each in ranges]
         yield Run(folder, manifest, tasks, warnings)
 
 

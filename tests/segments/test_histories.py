@@ -12,6 +12,7 @@ from replication.errors import StoreError
 from replication.segments import run
 from replication.segments.archive import Archive
 from replication.segments.databases import open_database
+from replication.segments.folders import LocalFolder
 from replication.segments.histories import HISTORIES, check_histories, read_histories, stored_histories
 from replication.segments.manifest import WORK, Manifest, read_manifest, read_manifest_to_extend
 from replication.storage.tables.histories import CREATE
@@ -22,7 +23,6 @@ from tests.segments.histories import MASTER, OTHER, STREAM, fact, write_database
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from replication.segments.folders import LocalFolder
     from replication.segments.histories import Histories
 
 pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
@@ -172,3 +172,27 @@ def test_a_run_is_planned_again_if_the_database_is_restored_meanwhile(
     request = run.ReplayRequest(url, str(tmp_path / "out"))
     assert [each.upto for each in run.run_in_process(request)] == [6]
     assert len(planned) == 2
+
+
+def test_a_run_adds_nothing_if_the_database_is_restored_while_it_is_read(tmp_path: Path) -> None:
+    """A later, newer backup would else make a worker trust a range that lacks facts."""
+    url = write_database(tmp_path / "m.db", {MASTER: FACTS})
+    history = '[["a",1,1]]'
+
+    def restore(position: int, epochs: str = history) -> None:
+        with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+            opened.execute(CREATE)
+            opened.execute("REPLACE INTO stream_histories VALUES ('orders', 'master', '', ?)", (epochs,))
+            opened.execute("UPDATE stream_positions SET stream_id = ? WHERE stream_name = 'orders'", (position,))
+
+    restore(11)
+    request = run.ReplayRequest(url, str(tmp_path / "out"))
+    for position, epochs in ((6, history), (11, '[["a",1,1],["c",6,6]]'), (11, "[]")):
+        with pytest.raises(StoreError, match="restored or exchanged while orders"), run.start_run(request) as begun:
+            restore(position, epochs)
+            begun.finish([task.do() for task in begun.tasks])
+        assert read_manifest(LocalFolder(tmp_path / "out")) is None
+        restore(11)
+    with run.start_run(request) as begun:
+        restore(11, '[["a",1,1],["c",11,11]]')  # the master was only started again
+        assert [each.upto for each in begun.finish([task.do() for task in begun.tasks])] == [11]
