@@ -17,7 +17,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from replication.errors import RemoteProtocolError, ReplicationError, RowError
+from replication.errors import RemoteProtocolError, ReplicationError, RowError, RowRefusedError, ValueRefusedError
 from replication.web.pages import AddedLines
 from replication.web.request import MEDIA_TYPE_OF_LINES, RequestError
 from replication.wire import grammar
@@ -145,7 +145,10 @@ class LineStream:
         return taken
 
     async def _append(self, lines: Sequence[bytes]) -> None:
-        """Append a batch and answer it; of one with a wrong line, what is before that line.  The rest waits again."""
+        """Append a batch and answer it; of one with a wrong line, what is before that line.  The rest waits again.
+
+        A batch that the table refuses is halved, until the line is found.
+        """
         known, self._known = self._known, ()
         if known:
             self._answer_batch(known, lines)
@@ -159,8 +162,12 @@ class LineStream:
             if good < 1:
                 text = str(error) if isinstance(error, RemoteProtocolError) else f"line {added.number}: {error}"
                 raise RequestError(400, text) from error
-            self._wait_again(lines[good:])
-            await self._append(lines[:good])
+            await self._append_part(lines, good)
+            return
+        except (RowRefusedError, ValueRefusedError) as error:  # by the table: it does not name the line
+            if len(lines) == 1:
+                raise type(error)(f"line {self._number + 1}: {error}") from error
+            await self._append_part(lines, len(lines) // 2)
             return
         if len(tokens) > len(lines):  # a batch that was stored, of which more lines wait or are missing yet
             self._known = tokens
@@ -169,6 +176,11 @@ class LineStream:
             self._needed = len(tokens) if self._ended is None else self._all_that_come()
         else:
             self._answer_batch(tokens, lines)
+
+    async def _append_part(self, lines: Sequence[bytes], count: int) -> None:
+        """Append the first ``count`` lines of a batch that was refused; the rest waits again."""
+        self._wait_again(lines[count:])
+        await self._append(lines[:count])
 
     def _answer_batch(self, tokens: Sequence[Token], lines: Sequence[bytes]) -> None:
         """Answer those of ``lines`` that are stored; the rest waits again."""

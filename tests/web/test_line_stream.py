@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
-from replication.errors import StoreError
+from replication.errors import RowRefusedError, StoreError, ValueRefusedError
 from replication.web import line_stream
 from tests.web.served import JSON, NDJSON, ApiTestCase, Client, FakeServed, header, served_site
 
@@ -35,11 +36,12 @@ def body_of(chunks: bytes) -> bytes:
 
 
 class KeyedServed(FakeServed):
-    """Keeps receipts, as a store does; an append waits while there is a ``gate``."""
+    """Keeps receipts, and refuses rows, as a store does; an append waits while there is a ``gate``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.receipts: dict[str, Sequence[Token]] = {}
+        self.refused: dict[object, StoreError] = {}  # by rows
         self.gate: Deferred[None] | None = None
         self.stored: list[Any] = []
 
@@ -52,6 +54,9 @@ class KeyedServed(FakeServed):
         if known is not None:
             self.appended.pop()
             return known
+        if error := next((each for rows in self.appended[-1][1] for each in rows if each in self.refused), None):
+            self.appended.pop()
+            raise self.refused[error]
         tokens = [type(token)(token + first) for token in new]
         self.stored += self.appended[-1][1]
         if key is not None:
@@ -159,6 +164,19 @@ class LineStreamTests(ApiTestCase):
         self.send("a", ["bad"], "b")
         self.assertEqual(self.answers()[0], [2])
         self.assertIn("line 2: ", self.answers()[1]["detail"])
+
+    def test_what_is_before_a_row_that_the_table_refuses_is_stored_and_its_line_is_named(self) -> None:
+        for kind, status in ((RowRefusedError, 409), (ValueRefusedError, 400)):
+            self.served.refused["x"] = kind("refused")
+            for wrong in range(1, 9):
+                self.served.stored.clear()
+                self.begin()
+                lines = [b'{"rows":["%c"]}\n' % ("x" if each == wrong else "a").encode() for each in range(9)]
+                self.client.send(chunk(b"".join(lines)))
+                *found, error = self.answers()
+                self.assertEqual([*chain.from_iterable(found)], [*range(2, 2 + wrong)])
+                self.assertEqual((error["detail"], error["status"]), (f"line {wrong + 1}: refused", status))
+                self.assertEqual(len(self.served.stored), wrong)
 
     def test_an_error_before_any_answer_is_a_status(self) -> None:
         self.send(["bad"])
