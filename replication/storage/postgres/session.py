@@ -24,7 +24,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 from replication.errors import CommitsLostError, RowRefusedError, StoreError, ValueRefusedError
-from replication.storage.contract import ReceiptTakenError, TooLargeError
+from replication.storage.contract import TAKEN_CURE, ReceiptTakenError, TooLargeError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
 from replication.storage.postgres.options import CURES_BY_WORDS
@@ -87,6 +87,7 @@ CURES: Final = {  # by the beginning of an SQLSTATE
     "55P03": "another session holds the lock",
     "57014": "statement_timeout, or pg_cancel_backend(), ended it: raise the timeout for this user, or try again",
 }
+_TAKEN_CURES: Final = {"(stream_id, ord)=(": TAKEN_CURE}  # the key of a generic table
 # With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
 _OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -n)"
@@ -550,7 +551,7 @@ def _message(error: psycopg.Error, address: Address) -> str:
     for secret in address.secrets:
         message = message.replace(secret, "…")
     state = error.sqlstate or ""
-    by_words = CURES_BY_WORDS if state else {**CURES_BY_WORDS, **_CONNECT_CURES}
+    by_words = {**CURES_BY_WORDS, **(_TAKEN_CURES if state else _CONNECT_CURES)}
     cures = [cure for words, cure in by_words.items() if words in message]
     cures += [cure for start, cure in CURES.items() if state.startswith(start)]
     return "; ".join([f"database {address.name!r}: {message}", *cures[:1]])

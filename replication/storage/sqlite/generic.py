@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+from sqlite3 import IntegrityError
 from typing import TYPE_CHECKING
 
+from replication.errors import StoreError
+from replication.storage.contract import TAKEN_CURE
 from replication.storage.generic import GenericRows, newest_of
 from replication.storage.pages import SEPARATOR
 from replication.storage.sqlite.session import SqliteSession
@@ -33,6 +36,7 @@ class GenericTable(GenericRows[SqliteSession]):
             'instance_name TEXT NOT NULL, "row" TEXT NOT NULL, PRIMARY KEY (stream_id, ord)) WITHOUT ROWID'
         )
         self._insert = f'INSERT INTO {table} (stream_id, ord, instance_name, "row") VALUES (?, ?, ?, ?)'
+        self._other_writer = f"SELECT instance_name FROM {table} WHERE stream_id = ? AND instance_name <> ? LIMIT 1"
         some = (
             f'FROM (SELECT stream_id, "row" FROM {table} WHERE instance_name = ? AND stream_id {way.above} ? '
             f"AND stream_id {way.upto} ? ORDER BY stream_id {way.order}, ord LIMIT ?)"
@@ -55,8 +59,22 @@ class GenericTable(GenericRows[SqliteSession]):
         return ()
 
     def insert(self, session: SqliteSession, written: Sequence[WrittenFact]) -> None:
-        """Store the rows of facts."""
-        session.executemany(self._insert, self.rows_of(written))
+        """Store the rows of facts; StoreError names the writer that has used one of the IDs."""
+        try:
+            session.executemany(self._insert, self.rows_of(written))
+        except StoreError as error:
+            if isinstance(error.__cause__, IntegrityError) and (taken := self._find_taken(session, written)):
+                raise StoreError(f"{error}; {taken}; {TAKEN_CURE}") from error.__cause__
+            raise
+
+    def _find_taken(self, session: SqliteSession, written: Sequence[WrittenFact]) -> str:
+        """Return a sentence about the first fact whose ID has a fact of another writer."""
+        for writer, facts in written:
+            for token, _ in facts:
+                found = session.run(self._other_writer, (self.direction.sign * token, writer))
+                if found:
+                    return f"fact {token} of {writer} has the ID of a fact of {found[0][0]}"
+        return ""
 
     def newest(self, session: SqliteSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token above the lowest stored position.

@@ -57,6 +57,12 @@ class GenericTableTests(HasDatabase, SynchronousTestCase):
         rows = self.sql("SELECT stream_id, ord FROM stream_backfill ORDER BY 1, 2")
         self.assertEqual(rows, [(-3, 0), (-2, 0), (-2, 1)])
 
+    def test_two_writers_with_the_same_ids_are_no_writers_of_one_database(self) -> None:
+        self.table.insert(self.session, [(OTHER, facts(2, 3))])
+        with self.assertRaisesRegex(StoreError, "Key .stream_id, ord.=.2, 0. already exists.; if two writers"):
+            self.table.insert(self.session, [(ME, facts(2, 3))])
+            self.session.ask("SELECT 1", ())
+
     def test_facts_without_rows_are_no_statement(self) -> None:
         self.table.insert(self.session, [(ME, [empty(2)])])
         self.assertEqual(self.sql("SELECT * FROM stream_orders"), [])

@@ -40,6 +40,12 @@ class GenericTableTests(SynchronousTestCase):
         rows = self.session.run("SELECT stream_id, ord FROM stream_backfill")
         self.assertEqual(rows, [(-3, 0), (-2, 0), (-2, 1)])
 
+    def test_two_writers_with_the_same_ids_are_no_writers_of_one_database(self) -> None:
+        self.table.insert(self.session, [(OTHER, facts(2, 3))])
+        with self.assertRaisesRegex(StoreError, "; fact 2 of master has the ID of a fact of worker2; if two writers"):
+            self.table.insert(self.session, [(ME, facts(2, 3))])
+            self.session.ask("SELECT 1", ())
+
     def test_a_page_is_read_by_the_primary_key_and_not_sorted(self) -> None:
         plan = self.plan(self.table._page, 0, 9, ME, 9)
         self.assertIn("SEARCH stream_orders USING PRIMARY KEY (stream_id>? AND stream_id<?)", plan)
