@@ -16,7 +16,7 @@ from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _Session = TypeVar("_Session", bound=ISession)
 
@@ -96,12 +96,14 @@ class MappedRows(ApplicationTables[_Session]):
         )
 
     @contextmanager
-    def refused_rows(self, *driver_errors: type[Exception], texts: Sequence[str] = ()) -> Iterator[None]:
-        """Raise RowRefusedError, with the rows of a fact, if the driver raised one of ``driver_errors``."""
+    def refused_rows(
+        self, is_refusal: Callable[[BaseException | None], bool], texts: Sequence[str] = ()
+    ) -> Iterator[None]:
+        """Raise RowRefusedError, with the rows of a fact, if the driver raised an error that ``is_refusal``."""
         try:
             yield
         except StoreError as error:
-            if isinstance(error.__cause__, driver_errors) and not isinstance(error, ValueRefusedError):
+            if is_refusal(error.__cause__) and not isinstance(error, ValueRefusedError):
                 rows = f", for the fact {shown[:QUOTED]}" if (shown := ", ".join(texts)) else ""
                 raise RowRefusedError(f"{error}{rows}") from error.__cause__
             raise

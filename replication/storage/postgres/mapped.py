@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from psycopg.errors import IntegrityError, RaiseException
 from psycopg.postgres import types
 
 from replication.errors import RemoteProtocolError, SchemaError, StoreError
@@ -21,7 +20,7 @@ from replication.storage.names import quoted
 from replication.storage.pages import Rows, cut_rows
 from replication.storage.postgres.checks import has_default_id, has_pair, warnings_about
 from replication.storage.postgres.generic import COLUMNS, KIND
-from replication.storage.postgres.session import PostgresSession
+from replication.storage.postgres.session import PostgresSession, is_refusal
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
@@ -116,7 +115,7 @@ class MappedTable(MappedRows[PostgresSession]):
             missing = [fact for fact in facts if fact.token not in kept]
             rows = [self._parameters(writer, fact.token, text) for fact in missing for text in fact.texts]
             if rows:
-                with self.refused_rows(IntegrityError, RaiseException):
+                with self.refused_rows(is_refusal):
                     session.executemany(self._insert, rows)
                 with self.reading_again():
                     kept.update(self._read(session, writer, [fact.token for fact in missing]))

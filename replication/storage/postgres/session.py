@@ -88,6 +88,7 @@ CURES: Final = {  # by the beginning of an SQLSTATE
     "57014": "statement_timeout, or pg_cancel_backend(), ended it: raise the timeout for this user, or try again",
 }
 _TAKEN_CURES: Final = {"(stream_id, ord)=(": TAKEN_CURE}  # the key of a generic table
+_RAISE: Final = "exec_stmt_raise"  # the function of the server that executes RAISE of PL/pgSQL
 # With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
 _OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -n)"
@@ -362,8 +363,7 @@ class PostgresSession:
                 raise SessionLostError(f"{lost}; nothing was committed", temporary=lost.temporary) from lost
             self.holder.marks[self._name] = self._mark
         except StoreError as error:
-            refused = isinstance(error.__cause__, (errors.IntegrityError, errors.RaiseException))
-            if not refused:
+            if not is_refusal(error.__cause__):
                 raise
             self.rollback()
             if not _is_of_marks(error.__cause__):
@@ -561,6 +561,13 @@ def _kind_of(error: psycopg.Error) -> type[StoreError]:
     if error.sqlstate == _TOO_LARGE:
         return TooLargeError
     return ValueRefusedError if _is_of_values(error) else StoreError
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether a constraint, or RAISE in a trigger of the application, refuses a row; RAISE may have any SQLSTATE."""
+    if isinstance(error, (errors.IntegrityError, errors.RaiseException)):
+        return True
+    return isinstance(error, psycopg.Error) and error.diag.source_function == _RAISE and not _is_temporary(error)
 
 
 def _refused_at_commit(session: PostgresSession, error: StoreError) -> StoreError:

@@ -28,6 +28,10 @@ _GIVEN: Final = "SELECT seq FROM sqlite_sequence WHERE name = ?"
 _IS_VIEW: Final = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ? COLLATE NOCASE"
 
 
+def _is_refusal(error: BaseException | None) -> bool:
+    return isinstance(error, IntegrityError)
+
+
 class MappedTable(MappedRows[SqliteSession]):
     """A table of the application, as its StreamDefinition describes it."""
 
@@ -129,7 +133,7 @@ class MappedTable(MappedRows[SqliteSession]):
                 was_there = bool(kept)
                 if not kept:
                     place = self.direction.sign * token
-                    with self.refused_rows(IntegrityError, texts=texts):
+                    with self.refused_rows(_is_refusal, texts):
                         session.executemany(
                             self._insert, [(place, *self.own(writer), *self._values(text)) for text in texts]
                         )

@@ -389,6 +389,19 @@ class WriteTests(UsesMapped, SynchronousTestCase):
         self.assertIn("not today", str(self.assertRaises(RowRefusedError, self.commit_events, fact(3, '["a",2]'))))
         self.wait(self.store.check())
 
+    def test_a_trigger_may_refuse_a_row_with_any_sqlstate(self) -> None:
+        self.map_events()
+        self.at_each("events", "RAISE EXCEPTION 'not today' USING ERRCODE = '45000';")
+        for now in (True, False):
+            self.assertIn("not today", str(self.assertRaises(RowRefusedError, self.commit_events, fact(3, '["a",2]'))))
+            self.wait(self.store.check())
+            if now:
+                self.sql("DROP TRIGGER act ON events")
+                self.sql(
+                    "CREATE CONSTRAINT TRIGGER act AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+                    "EXECUTE FUNCTION act()"
+                )
+
     def test_an_array_that_is_too_deep_is_a_refused_value(self) -> None:
         """PostgreSQL has six levels.  No later attempt can work, so HTTP answers 400."""
         self.sql("CREATE TABLE deep (id bigint PRIMARY KEY, value text[])")
