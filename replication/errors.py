@@ -18,7 +18,7 @@
     │   ├── RowRefusedError       a constraint or a trigger refuses a row
     │   ├── SchemaError           the tables are not this package's, or of another version: version
     │   ├── PositionMovedError    another process moved a position: stream, writer, expected, stored
-    │   └── CommitsLostError      the database has lost commits of this process
+    │   └── CommitsLostError      the database has lost commits of this process, or its name was taken over
     ├── RoomError                 an event cannot be part of its room's graph
     │   └── UnknownRoomError      no such room, event or state group: room_id, event_id
     ├── CatchUpError              missed facts could not be fetched from a source: behind
@@ -184,7 +184,8 @@ class PositionMovedError(StoreError):
 class CommitsLostError(StoreError):
     """The database has lost commits of this process, as after a restore or a failover: restart the process.
 
-    Until then, it writes and publishes nothing (docs/guarantees.md, A restored master).
+    Or another process has taken over its name (PostgreSQL).  Until the restart, it writes and publishes nothing
+    (docs/guarantees.md, A restored master).
     """
 
 

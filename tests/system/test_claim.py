@@ -1,7 +1,12 @@
-"""Two masters on one database file: the second one refuses to start, whatever it calls the file."""
+"""Two masters on one database file: the second one refuses to start, whatever it calls the file.
+
+On PostgreSQL a second one may claim the name of a process without sessions, which then ends.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +17,8 @@ from tests.system.peers import ask
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.postgres import PostgresServer
 
 
 def started_or_ended(daemon: Daemon) -> bool:
@@ -45,3 +52,22 @@ def test_a_second_master_is_refused_under_every_name_until_the_first_one_is_kill
             assert third.terminate() == 0
     files = {each.name for each in tmp_path.iterdir() if each.suffix != ".log"}
     assert files - {"twistd.log"} == {"replication.db", "symbolic.db"}
+
+
+def test_a_master_that_has_lost_its_name_ends_although_nothing_is_requested_of_it(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """Its followers would wait for it for ever: it publishes nothing, and its connections last."""
+    with postgres.database() as database:
+        options = ("--stream=orders", f"--database={postgres.url(database)}", *LOCAL)
+        with Daemon(tmp_path, "master", *options) as master:
+            append(master.address("HTTP"), "orders", [Fact(Token(0), ('["o1"]',))])
+            os.kill(master.pid, signal.SIGSTOP)
+            postgres.sql(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{database}'")
+            with Daemon(tmp_path, "master", *options, name="second") as second:
+                append(second.address("HTTP"), "orders", [Fact(Token(0), ('["o2"]',))])
+            os.kill(master.pid, signal.SIGCONT)
+            assert master.wait() == 1
+            assert "another process has taken over the name 'master'" in master.log
+            _, orders = ask(f"http://{master.start().address('HTTP')}/v1/streams/orders")
+            assert orders["positions"] == {"master": 3}

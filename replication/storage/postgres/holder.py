@@ -76,7 +76,8 @@ class Holder:
 
     ``server`` is the run of the server that the newest session has reached; sessions of another run end themselves.
     ``marks`` has the last mark of each session, ``table`` the OID of ``commit_marks``, 0 before the first mark.
-    ``lost`` is the error of every call once commits are lost; ``on_lost`` is called with it then, once, on any thread.
+    ``lost`` is the error of every call once commits, or a name, are lost; ``on_lost`` is called with it then, once, on
+    any thread.
     """
 
     def __init__(self, on_lost: Callable[[CommitsLostError], object] = lambda _: None) -> None:
@@ -98,11 +99,11 @@ class Holder:
                 raise StoreError(f"database {address.name!r}: {POOLED}")
             self._keeps_sessions = True
 
-    def lose(self, database: str) -> CommitsLostError:
-        """Note that the database has lost commits of this process, and return the error."""
+    def lose(self, why: str) -> CommitsLostError:
+        """Note that this process must be restarted, and return the error."""
         with self._losing:
             if self.lost is None:
-                self.lost = CommitsLostError(f"database {database!r} has lost commits of this process: restart it")
+                self.lost = CommitsLostError(why)
                 self._on_lost(self.lost)
             return self.lost
 
@@ -111,10 +112,11 @@ class Holder:
         marks = self.marks.copy()
         if not marks:
             return
+        lost = f"database {database!r} has lost commits of this process: restart it"
         try:
             found = connection.execute(MISSING_MARKS, ([*marks], [*marks.values()])).fetchone()
         except errors.UndefinedTable as error:
-            raise self.lose(database) from error
+            raise self.lose(lost) from error
         if found is None or found[0]:
-            raise self.lose(database)
+            raise self.lose(lost)
         self.table = found[1]

@@ -157,7 +157,7 @@ class PostgresSession:
     def connect(self) -> psycopg.Connection:
         """Return the driver's connection; open it if there is none, or if a later one has reached another server.
 
-        CommitsLostError: the database has lost commits of this process.
+        CommitsLostError: the database has lost commits of this process, or another process has taken over its name.
         """
         if self.holder.lost is not None:
             raise self.holder.lost
@@ -412,7 +412,7 @@ class PostgresSession:
         if self.holder.names and not self._in_doubt:
             lost = connection.execute(LOST_NAMES, (self.holder.names, self.holder.id)).fetchall()
             if lost:
-                raise StoreError(
+                raise self.holder.lose(
                     f"database {self.name!r}: another process has taken over the name {lost[0][0]!r} since sessions of "
                     "this one were lost: restart this process, so that it reads what was written meanwhile"
                 )
