@@ -60,6 +60,12 @@ class LineStream:
         """Take a part of the body."""
         if self._failed:
             return
+        if self._request.update_rights():
+            try:
+                self._request.api.check_again(self._request)
+            except RequestError as error:
+                self.fail(error)
+                return
         first, *others = data.split(b"\n")
         self._part += first
         if others:

@@ -90,6 +90,7 @@ class ApiRequest(Request):
     api: Api
     access_error: RequestError | None = None
     rights = Rights()
+    _access_number = -1  # of the rights that were read
     early_error: RequestError | None = None
     disconnected = False
     media_type = ""
@@ -105,10 +106,7 @@ class ApiRequest(Request):
         self.media_type = content_type.partition(";")[0].strip().lower()
         self.content, self._body = BytesIO(), BytesIO()  # Twisted looks for a form in `content`, which stays empty
         self.arrives = True
-        try:
-            self.rights = self.api.rights(self)
-        except RequestError as error:
-            self.access_error = error
+        self.update_rights()
         self._limit = self.api.max_body
         reports = bool(self.rights.read) and not self.rights.may_change  # all that it may send is a report
         if reports:
@@ -122,6 +120,18 @@ class ApiRequest(Request):
             self._check_size(length or 0)
         else:
             cast("Any", self.channel).wait_for_lines()
+
+    def update_rights(self) -> bool:
+        """Read what the sender may do, unless it is known; return whether that has changed, as after SIGHUP."""
+        if self._access_number == self.api.access_number:
+            return False
+        before = self.rights, self.access_error is None
+        self.rights, self.access_error, self._access_number = Rights(), None, self.api.access_number
+        try:
+            self.rights = self.api.rights(self)
+        except RequestError as error:
+            self.access_error = error
+        return before != (self.rights, self.access_error is None)
 
     def handleContentChunk(self, data: bytes) -> None:
         """Store or discard a part of the body.  Twisted's own method parses forms into memory."""

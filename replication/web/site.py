@@ -316,6 +316,11 @@ class Api:
             yield Sample("http_timeouts_total", count, {"part": part})
         yield from self.admission.samples()
 
+    @property
+    def access_number(self) -> int:
+        """The number of times that secrets and rights were replaced."""
+        return self._access.access.replaced
+
     def rights(self, request: ApiRequest) -> Rights:
         """Return what the sender of ``request`` may do; RequestError if it has no access."""
         return self._access.rights(request.client, request.requestHeaders, request.channel.transport)
@@ -375,6 +380,11 @@ class Api:
             return route.open_lines(request, *parameters)
         except errors.ReplicationError as error:
             raise self.refusal(error) from error
+
+    def check_again(self, request: ApiRequest) -> None:
+        """Raise RequestError if the sender may no longer make the call of a request that runs on."""
+        command, target, _ = cast("Channel", request.channel).first_line
+        self._check(request, *self._find_route(command, target.partition(b"?")[0]))
 
     def _check(self, request: ApiRequest, route: Route, parameters: Sequence[str]) -> None:
         """Raise RequestError if the sender has no access, or not the right that the call needs."""

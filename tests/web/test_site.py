@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from twisted.internet.address import UNIXAddress
 from twisted.internet.error import ConnectionLost
@@ -33,6 +34,7 @@ from replication.follower.worker import Worker
 from replication.net.access import Access, Grant, Rights
 from replication.net.admission import Bounds
 from replication.storage.contract import facts_gone
+from replication.web.live.feed import INTERVAL
 from replication.web.request import ApiRequest
 from replication.web.routes import find_route
 from replication.web.site import IServed, make_site
@@ -42,6 +44,7 @@ from tests.web.served import (
     ELSEWHERE,
     FACTS,
     JSON,
+    NDJSON,
     UPDATES,
     ApiTestCase,
     Client,
@@ -285,6 +288,7 @@ GRANTS = [
 PAGE = f"{UPDATES}?instance=master&from=1&upto=9"
 OTHERS = PAGE.replace("orders", "caches")
 ROOM_EVENTS = "/v1/rooms/!r:h/events"
+LINE = b'15\r\n{"rows":[["a","b"]]}\n\r\n'
 # By call: the secrets with which it is not refused; s is the secret with every right.
 MATRIX: dict[tuple[str, str], str] = {
     ("GET", "/v1/streams"): "srwcam*",
@@ -359,8 +363,8 @@ class RightsTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
         rooms = cast("Any", SimpleNamespace(streams=("events", "backfill")))
-        access = Access(GRANTS)
-        self.site = make_site(self.served, secret="s", access=access, reactor=self.clock, rooms=rooms)
+        self.access = Access(GRANTS)
+        self.site = make_site(self.served, secret="s", access=self.access, reactor=self.clock, rooms=rooms)
         self.client = Client(self.site)
 
     def ask(self, method: str, path: str, secret: str) -> Received:
@@ -403,6 +407,48 @@ class RightsTests(ApiTestCase):
     def test_a_wrong_secret_and_none_are_refused_as_before(self) -> None:
         self.assertEqual(self.get("/v1/streams").code, 401)
         self.assertEqual(self.ask("GET", "/v1/streams", "x").code, 401)
+
+    def open_lines(self) -> Client:
+        client = Client(self.site)
+        headers = [("Authorization", "Bearer w"), NDJSON, ("Transfer-Encoding", "chunked")]
+        client.send(header("POST", "/v1/streams/orders/append", headers) + LINE)
+        return client
+
+    def test_lines_are_taken_on_while_their_sender_keeps_the_right(self) -> None:
+        client = self.open_lines()
+        self.access.replace([Grant(Rights(("writer", "more"), {"caches"}, {"orders"}), secret="w")], "s")
+        client.send(LINE)
+        self.assertEqual(len(self.served.appended), 2)
+        self.assertFalse(client.transport.disconnecting)
+
+    def test_lines_are_refused_once_their_sender_has_lost_the_right(self) -> None:
+        for grants, status in (
+            ([Grant(Rights(("writer",), {"orders"}), secret="w")], b'"status":403'),
+            ([], b'"status":401'),
+        ):
+            self.access.replace(GRANTS, "s")
+            client = self.open_lines()
+            self.served.appended.clear()
+            self.access.replace(grants, "s")
+            client.send(LINE)
+            client.send(LINE)
+            self.assertEqual(self.served.appended, [])
+            self.assertEqual(client.transport.value().count(status), 1, client.transport.value())
+
+    def test_a_viewer_is_closed_and_sent_nothing_once_its_rights_have_changed(self) -> None:
+        client = Client(self.site)
+        client.send(header("GET", "/live/events?stream=orders", [("Authorization", "Bearer r")]))
+        self.clock.advance(INTERVAL)
+        self.assertIn(b"event: facts", client.transport.value())
+        client.transport.clear()
+        self.access.replace([], "s")
+        status = msgspec.structs.replace(self.served.stream_statuses("orders")[0], open_count=77)
+        self.served.stream_statuses = lambda only=None: [status]  # type: ignore[method-assign]
+        self.clock.advance(INTERVAL)
+        self.clock.advance(INTERVAL)
+        self.assertEqual(client.transport.value(), b"")
+        self.assertTrue(client.transport.disconnecting)
+        self.site.stopFactory()
 
     def test_of_a_reader_only_the_body_of_a_report_is_stored_and_without_a_right_none(self) -> None:
         stored: list[bool] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 import msgspec
@@ -105,8 +105,15 @@ class Audience:
         ]
 
     def send(self, viewer: Viewer, now: float) -> None:
-        """Send to a viewer what it lacks: the news, or the whole page if it has missed some; nothing if it is gone."""
+        """Send to a viewer what it lacks: the news, or the whole page if it has missed some; nothing if it is gone.
+
+        A viewer whose rights have changed is closed: its browser connects again, and is shown what it may see now.
+        """
         if viewer not in self.viewers or viewer.paused:
+            return
+        viewer.request.update_rights()
+        if viewer.request.rights != self.shown.rights:
+            cast("Any", viewer.request.channel).transport.abortConnection()
             return
         if viewer.number == self._number - 1:
             data = self._news

@@ -12,8 +12,13 @@ from replication.web.live.tables import Table
 class Request:
     """Keeps what is written."""
 
+    rights = Rights()
+
     def __init__(self) -> None:
         self.written: list[bytes] = []
+
+    def update_rights(self) -> bool:
+        return False
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
