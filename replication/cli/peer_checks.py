@@ -88,6 +88,9 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
         why = status["not_ready"]
         cures = [cure for words, cure in _NOT_READY.items() if words in why] or ["correct what it names"]
         yield Finding(client.url, f"it is not ready: {why}", "; ".join(cures))
+    if hidden := status.get("hidden"):  # an earlier version answers without it
+        what = f"the rights of this secret or certificate hide streams, which were not checked: {hidden}"
+        yield Finding(client.url, what, "ask with the right admin, or with read of all streams")
     lags = _lags(before)
     for stream in status["streams"]:
         for note in stream.get("notes", ()):

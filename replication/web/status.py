@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 
 
 async def list_streams(request: ApiRequest) -> Answer:
-    """Answer with the status of all streams that the sender may see."""
+    """Answer with the status of all streams that the sender may see, and how many others there are."""
     read_query(request)
     found = request.api.served.stream_statuses()
-    return Answer.json(
-        {"streams": [describe_stream(each) for each in found if request.rights.may_see(each.definition.name)]}
-    )
+    seen = [describe_stream(each) for each in found if request.rights.may_see(each.definition.name)]
+    return Answer.json({"streams": seen, "hidden": len(found) - len(seen)})
 
 
 async def read_stream(request: ApiRequest, name: str) -> Answer:

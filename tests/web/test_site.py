@@ -401,8 +401,9 @@ class RightsTests(ApiTestCase):
 
     def test_only_streams_that_may_be_seen_are_listed(self) -> None:
         for secret, names in (("r", ["orders"]), ("w", ["orders"]), ("a", ["orders", "caches"]), ("m", [])):
-            listed = self.ask("GET", "/v1/streams", secret).json["streams"]
-            self.assertEqual([each["name"] for each in listed], names)
+            listed = self.ask("GET", "/v1/streams", secret).json
+            self.assertEqual([each["name"] for each in listed["streams"]], names)
+            self.assertEqual(listed["hidden"], 2 - len(names))
 
     def test_a_wrong_secret_and_none_are_refused_as_before(self) -> None:
         self.assertEqual(self.get("/v1/streams").code, 401)
