@@ -153,8 +153,7 @@ class TlsEndpoint:
             context.use_privatekey_file(key)
             context.check_privatekey()  # a key of another algorithm is accepted until then
             if self._clients is not None:
-                with Path(self._clients.authority).open("rb"):  # OpenSSL's error would not name the file
-                    pass
+                _refuse_revocation_list(self._clients.authority)
                 context.load_verify_locations(self._clients.authority)
                 context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._clients.verify)
         except OSError as error:
@@ -200,6 +199,16 @@ class _TlsFactory(TLSMemoryBIOFactory):
     def buildProtocol(self, addr: IAddress | None) -> Any:
         inner = self.wrappedFactory.buildProtocol(addr)
         return None if inner is None else self.protocol(self, inner)
+
+
+def _refuse_revocation_list(authority: str) -> None:
+    """Raise ConfigError if the file of an authority has a list of revoked certificates: OpenSSL would not use it.
+
+    OSError: the file cannot be read; OpenSSL's error would not name it.
+    """
+    if b"-----BEGIN X509 CRL-----" in Path(authority).read_bytes():
+        cure = "remove the list, take the names of its certificates out of allow, and restart the process"
+        raise ConfigError(f"{authority} has a list of revoked certificates, which is not used: {cure}")
 
 
 def _use_chain(context: SSL.Context, chain: bytes) -> None:

@@ -274,6 +274,14 @@ class ReadingTests(CertificateCase):
         with self.assertRaisesRegex(ConfigError, f"^cannot read {self.authority.certificate}: No such file"):
             endpoint.read()
 
+    def test_a_list_of_revoked_certificates_is_refused(self) -> None:
+        """It was ignored, so a client whose certificate is on the list was accepted."""
+        endpoint = self.demand()
+        with self.authority.certificate.open("ab") as file:
+            file.write(b"-----BEGIN X509 CRL-----\nMIIB\n-----END X509 CRL-----\n")
+        with self.assertRaisesRegex(ConfigError, "has a list of revoked certificates, which is not used: remove the"):
+            endpoint.read()
+
     def test_a_temporary_folder_that_cannot_be_written_is_named(self) -> None:
         """The error was ``cannot read None``: OpenSSL reads a chain only from a file."""
         full = OSError(errno.ENOSPC, "No space left on device")
