@@ -49,6 +49,7 @@ class FollowerFactory:
         access_tokens: that of ``StreamFollower``.
         relay: publishes what is followed; None if nothing is relayed.
 
+    A worker sets at its start whether it ``copies`` streams without a function.
     """
 
     _instance_name: InstanceName
@@ -64,7 +65,7 @@ class FollowerFactory:
     _accept_new_history: bool
     _access_tokens: bool
     _relay: Relay | None
-    copies: bool = attrs.field(init=False, default=False)  # whether streams without a function are copied
+    copies: bool = attrs.field(init=False, default=False)
 
     def make(
         self,
@@ -78,34 +79,34 @@ class FollowerFactory:
         ``moved`` is called with each position that it applies.  ``relayed_audit`` may compare its facts; None if it
         cannot.
         """
-        mode = self._mode(name)
-        definition, database = self._described.get(name), self._missed.sources.foreign_database()
-        used = mode is not FollowMode.POSITION_ONLY or name == CACHES or self._relay is not None
-        compared = used and database is not None and database.audits(name)
-        relayed = relayed_audit if used else None
-        described = definition is not None and (definition.known_by_token or definition.position_name is not None)
-        caching = name == CACHES and self._invalidation.is_needed()
-        applies = mode is not FollowMode.POSITION_ONLY
-        histories = self._histories(name, mode) if applies or caching else None
-        make: Callable[..., StreamFollower] = StreamFollower
+        mode, definition = self._mode(name), self._described.get(name)
+        stores_position = mode is not FollowMode.POSITION_ONLY
+        needs_facts = stores_position or name == CACHES or self._relay is not None
+        database = self._missed.sources.foreign_database() if needs_facts else None
+        in_database = database is not None and database.audits(name)
+        relayed = relayed_audit if needs_facts else None
+        may_arrive_late = definition is not None and (definition.known_by_token or definition.position_name is not None)
+        compares_histories = stores_position or (name == CACHES and self._invalidation.is_needed())
+        histories = self._histories(name, mode) if compares_histories else None
+        kind: Callable[..., StreamFollower] = StreamFollower
         if name in self._functions.linear:
-            make = partial(MergingFollower, all_positions_received=self._links.all_positions_received)
-        return make(
+            kind = partial(MergingFollower, all_positions_received=self._links.all_positions_received)
+        return kind(
             name=name,
             mode=mode,
             instance_name=self._instance_name,
             store=self._store,
             lifetime=self._lifetime,
-            fetch=partial(self._missed.fetch, histories=histories, applies=applies),
+            fetch=partial(self._missed.fetch, histories=histories, stores_position=stores_position),
             moved=moved,
             function=self._functions.apply.get(name),
             undo=self._functions.undo.get(name),
             on_failed=self._functions.on_failed.get(name),
             histories=histories,
-            known=self._known_tokens(name, mode) if described or relayed is not None else None,
+            known=self._known_tokens(name, mode) if may_arrive_late or relayed is not None else None,
             known_by_token=definition is not None and definition.known_by_token,
-            audited=compared and self._audits,
-            fetches_whole=compared and self._links.over_redis() and definition is not None and definition.has_kinds,
+            audited=in_database and self._audits,
+            fetches_whole=in_database and self._links.over_redis() and definition is not None and definition.has_kinds,
             confirm_audit=None if relayed is None else relayed.confirm,
             is_open=is_open,
             first=self._invalidation.before_step if name == CACHES else None,
@@ -134,7 +135,7 @@ class FollowerFactory:
             fetch=self._missed.history,
             accept_new=self._accept_new_history or mode is FollowMode.POSITION_ONLY,
             changed=None if self._relay is None else self._relay.restarted,
-            # It may have lost facts that were not received here, and values may have been read before that.
+            # A restarted writer may have lost facts; cached values may depend on them.
             begun_again=self._invalidation.clear if name == CACHES else None,
             doubts=Doubts(
                 stream=name,

@@ -52,28 +52,28 @@ class MergingFollower(StreamFollower):
         await super().open()
         self._missing = dict.fromkeys({*(self._positions or ())} - {ALL, *self._present()})
 
-    def position_received(self, connection: Hashable, command: Position, *, can_go_back: bool = True) -> None:
+    def position_received(self, link: Hashable, command: Position, *, can_go_back: bool = True) -> None:
         """Process a POSITION, which also names a writer that the connection brings."""
-        self._writers.setdefault(connection, set()).add(command.instance)
+        self._writers.setdefault(link, set()).add(command.instance)
         self._missing.pop(command.instance, None)
-        super().position_received(connection, command, can_go_back=can_go_back)
+        super().position_received(link, command, can_go_back=can_go_back)
 
-    def connection_lost(self, connection: Hashable) -> None:
+    def connection_lost(self, link: Hashable) -> None:
         """Drop the incomplete facts of a connection; its writers have to send positions again."""
-        former = self._former.setdefault(connection, set())
-        former.update(self._writers.pop(connection, ()))
+        former = self._former.setdefault(link, set())
+        former.update(self._writers.pop(link, ()))
         for writer in former:
             self._missing.pop(writer, None)
-        super().connection_lost(connection)
+        super().connection_lost(link)
 
-    def following(self, connection: Hashable) -> None:
+    def following(self, link: Hashable) -> None:
         """Process the first positions of a connection: its other former writers are missing."""
-        former = self._former.get(connection, set()).difference(*self._writers.values())
+        former = self._former.get(link, set()).difference(*self._writers.values())
         self._missing.update(dict.fromkeys(former))
 
-    def rows_received(self, connection: Hashable, rows: Rows) -> bool:
+    def rows_received(self, link: Hashable, rows: Rows) -> bool:
         """Process consecutive RDATA; a connection pauses for this process, never for another writer."""
-        return super().rows_received(connection, rows) and ALL in self._driving and ALL not in self.errors
+        return super().rows_received(link, rows) and ALL in self._driving and ALL not in self.errors
 
     def resume(self) -> None:
         """Do what is to be done; give up waiting for missing writers after PATIENCE."""

@@ -1,4 +1,4 @@
-"""Missed facts of the followed writers, from the sources; each writer's own is where its last POSITION came from."""
+"""Missed facts of followed writers; the last source is the HTTP of the process that sent the writer's last POSITION."""
 
 from __future__ import annotations
 
@@ -58,18 +58,20 @@ class MissedFacts:
         limit: int,
         *,
         histories: FollowedHistories | None,
-        applies: bool,
+        stores_position: bool,
     ) -> Page:
         """Return a page for a follower of this process; CatchUpError if no source has it.
 
         ``histories`` are those of the stream.  Facts that are gone raise FactsGoneError only if this process
-        ``applies`` facts of the stream: otherwise the application lacks nothing.
+        ``stores_position``, as it applies or copies the facts: otherwise the application lacks nothing.
         """
         followed = () if histories is None else await histories.followed(writer)
         try:
             return await self.sources.fetch(self._endpoint(writer), stream, writer, step, limit, followed=followed)
         except FactsGoneError as error:
-            if error.upto is None or (applies and not self._skip_gone):
+            if error.upto is None:  # they are not deleted: no source will ever have them
+                raise
+            if stores_position and not self._skip_gone:
                 raise
             upto = min(Token(error.upto), step.upto)
             if stream == CACHES:
@@ -77,7 +79,7 @@ class MissedFacts:
             if self._relay is not None:
                 self._relay.left_out((stream, writer), upto)
             self.log.emit(
-                LogLevel.error if applies else LogLevel.info,
+                LogLevel.error if stores_position else LogLevel.info,
                 "{stream}: facts of {writer} after {after} up to {upto} are gone, and are left out here",
                 stream=stream,
                 writer=writer,
@@ -87,7 +89,10 @@ class MissedFacts:
             return Page((), upto, limited=upto < step.upto, left_out=True)
 
     async def page(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
-        """Return a page for a process behind this one, which keeps no copy; CatchUpError if no source has it."""
+        """Return a page of facts that are not stored here, for a follower of a relay or for a viewer.
+
+        CatchUpError: no source has it.
+        """
         page = await self.sources.page(self._endpoint(writer), stream, writer, step, limit)
         return page if self._access_tokens else replace(page, facts=hide_access_tokens(stream, page.facts))
 

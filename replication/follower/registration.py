@@ -56,7 +56,7 @@ class StreamFunctions:
             self.linear.add(stream)
 
     def check(self) -> None:
-        """Raise ConfigError for a function about the facts of a stream that no function applies."""
+        """Raise ConfigError if ``on_reset`` or ``on_failed_fact`` names a stream without ``on``."""
         for decorator, registered in (("on_reset", self.undo.keys()), ("on_failed_fact", self.on_failed.keys())):
             for name in registered - self.apply.keys():
                 raise ConfigError(f"{decorator}({name!r}): no function is registered with on({name!r})")
@@ -122,8 +122,8 @@ class RegistersFunctions:
     ) -> Callable[[DecideFunction], DecideFunction]:
         """Register a function that decides about a fact that a stream's function cannot take: ``decide(failed, txn)``.
 
-        It is called once the fact was given to the stream's function alone, and that has raised ``attempts`` times in
-        a row.  ``failed`` is a ``FailedFact``: its fact, the exception and the number of attempts.  ``txn`` is an
+        It is called after the stream's function received only this fact and raised, ``attempts`` times in a row.
+        ``failed`` is a ``FailedFact``: its fact, the exception and the number of attempts.  ``txn`` is an
         ``ApplyTransaction``.  The function returns ``FailedFactAction.SKIP`` or ``FailedFactAction.STOP``; it may be
         plain, ``async`` or return a Deferred.
 

@@ -66,11 +66,11 @@ class Relay:
         limits: of each connection.
         reporter: sends commands to the writers.
 
-    ``links`` are those to the writers.  The relay ``is_complete`` while it has announced all writers, and ``all_known``
-    returns that there are no others: else a follower does not know that (docs/protocol/connection.md B2).
-    ``followed_epoch`` returns the name of the newest epoch that is followed of a writer; empty if there is none.
-    ``own`` are the positions of the streams that this process writes, and None if it writes none.  Then ``server`` has
-    the followers.
+    ``FollowedStreams`` sets ``links``, those to the writers; ``all_known``, whether there are no other writers; and
+    ``followed_epoch``, which returns the name of a writer's newest followed epoch, empty if there is none.
+    ``is_complete`` is true while all writers found are announced and ``all_known()`` is true; it decides between PING
+    ``complete`` and ``partial`` (docs/protocol/connection.md B2).  If this process writes streams, its ``Master`` sets
+    ``own``, their positions.  Otherwise ``own`` is None, and ``server`` has the followers.
 
     """
 
@@ -86,7 +86,9 @@ class Relay:
     is_complete: bool = attrs.field(init=False, default=False)
     followed_epoch: Callable[[StreamName, InstanceName], Awaitable[str]] = attrs.field(init=False)
     _published: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each announced writer
-    _found_at: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each other writer
+    _found_at: dict[_Key, Token] = attrs.field(
+        init=False, factory=dict
+    )  # the POSITION with which each other writer was found
     _confirmed: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # positions of those to be announced
     _patient: bool = attrs.field(init=False, default=True)
     _left_out: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to this token facts may be left out
@@ -190,7 +192,7 @@ class Relay:
                 peer.close(f"connect again to compare the history of {stream} of {writer}")
 
     def linked_again(self, link: Hashable) -> None:
-        """Close all connections at the first POSITION of a new link without a history that could be compared here."""
+        """Close all connections of followers, once for each new link, if its writer has no history to compare here."""
         if link not in self._linked_again:
             self._linked_again.add(link)
             for peer in self.broadcast:
@@ -337,7 +339,8 @@ def make_relay(
     relay = Relay(broadcast=Broadcast(reactor), limits=limits, reporter=reporter)
     if alone:
         syncing = SyncingUsers(functions.syncing_changed)
-        presence = PresenceTracker(reactor, syncing, None, lambda _sender, _token: None, relay.forward)
+        ignore_acknowledgements = lambda _sender, _token: None  # noqa: E731 (the writers receive them)
+        presence = PresenceTracker(reactor, syncing, None, ignore_acknowledgements, relay.forward)
         subscribers = Subscribers(
             reactor,
             relay.broadcast,

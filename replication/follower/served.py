@@ -208,8 +208,8 @@ class ServedStreams:
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
             ours = statuses.get(follower.name, StreamStatus(definition, []))
             others = [each for each in ours.writers if each.instance not in follower.cursors]
-            ours_too = follower.application.waits.note, self._parted_note(follower), self._partial_note(follower)
-            notes = [each for each in ours_too if each]
+            own_notes = follower.application.waits.note, self._parted_note(follower), self._partial_note(follower)
+            notes = [each for each in own_notes if each]
             statuses[follower.name] = replace(ours, writers=[*others, *followed], notes=[*ours.notes, *notes])
         return [*statuses.values()]
 

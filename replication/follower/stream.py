@@ -190,10 +190,10 @@ class StreamFollower:
         for process in early:
             process()
 
-    def position_received(self, connection: Hashable, command: Position, *, can_go_back: bool = True) -> None:
+    def position_received(self, link: Hashable, command: Position, *, can_go_back: bool = True) -> None:
         """Process a POSITION; one below the known position is ignored unless it ``can_go_back``."""
         if self._positions is None:
-            self._process_later(lambda: self.position_received(connection, command, can_go_back=can_go_back))
+            self._process_later(lambda: self.position_received(link, command, can_go_back=can_go_back))
             return
         cursor = self.cursors.get(command.instance)
         if cursor is None:
@@ -214,21 +214,21 @@ class StreamFollower:
                 known=cursor.published,
             )
             prev = new = cursor.published
-        cursor.position_received(connection, prev, new)
+        cursor.position_received(link, prev, new)
         self._drive(command.instance)
 
-    def rows_received(self, connection: Hashable, rows: Rows) -> bool:
+    def rows_received(self, link: Hashable, rows: Rows) -> bool:
         """Process consecutive RDATA; returns whether the connection should pause until they are applied."""
         if self._positions is None:
-            self._process_later(lambda: self.rows_received(connection, rows))
+            self._process_later(lambda: self.rows_received(link, rows))
             return False
         cursor = self.cursors.get(rows.instance)
         if cursor is None:  # rows before the writer's POSITION are not trusted (docs/protocol/traps.md 25)
             return False
         if self._fetches_whole:
-            cursor.facts_announced(connection, rows.places)
+            cursor.facts_announced(link, rows.places)
         else:
-            cursor.rows_received(connection, rows.places, rows.texts)
+            cursor.rows_received(link, rows.places, rows.texts)
         self._drive(rows.instance)
         return cursor.crowded and rows.instance not in self.errors
 
@@ -236,20 +236,20 @@ class StreamFollower:
         """Return whether an open connection has sent a POSITION of a writer, and it is processed."""
         return self._positions is None or (writer in self.cursors and self.cursors[writer].linked)
 
-    def row_lost(self, connection: Hashable, writer: InstanceName) -> None:
+    def row_lost(self, link: Hashable, writer: InstanceName) -> None:
         """Process a row of a writer that cannot be read."""
-        self._process_later(lambda: self.row_lost(connection, writer))
+        self._process_later(lambda: self.row_lost(link, writer))
         if writer in self.cursors:
-            self.cursors[writer].row_lost(connection)
+            self.cursors[writer].row_lost(link)
 
-    def following(self, connection: Hashable) -> None:
+    def following(self, link: Hashable) -> None:
         """Process the end of the first positions of a connection."""
 
-    def connection_lost(self, connection: Hashable) -> None:
+    def connection_lost(self, link: Hashable) -> None:
         """Drop the incomplete facts of a connection."""
-        self._process_later(lambda: self.connection_lost(connection))
+        self._process_later(lambda: self.connection_lost(link))
         for cursor in self.cursors.values():
-            cursor.link_lost(connection)
+            cursor.link_lost(link)
 
     def resume(self) -> None:
         """Do what is to be done for each writer."""

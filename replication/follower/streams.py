@@ -154,10 +154,12 @@ class FollowedStreams:
 
     def start(self) -> None:
         """Connect to every writer."""
-        for client in self.links:
+        for link in self.links:
             if not self._lifetime.ended:
-                client.start()
+                link.start()
         Deferred.fromCoroutine(self._warn_of_unknown_streams())
+        if self.relay is not None:
+            Deferred.fromCoroutine(self._end_patience(self.relay))
         Deferred.fromCoroutine(self.absent.watch())
         Deferred.fromCoroutine(look_for_waits(self, self._lifetime))
         PositionReports(
@@ -182,7 +184,7 @@ class FollowedStreams:
 
     async def stop(self, clock: IReactorTime) -> None:
         """Close every connection, and let running functions end for STOP_PATIENCE seconds."""
-        await DeferredList([client.stop() for client in self.links])
+        await DeferredList([link.stop() for link in self.links])
         running = [each for follower in self for each in follower.in_progress()]
         ended = DeferredList([share(each) for each in running], consumeErrors=True)
         await ended.addTimeout(STOP_PATIENCE, clock, lambda _result, _seconds: None)
@@ -191,66 +193,66 @@ class FollowedStreams:
 
     # ---- what clients receive
 
-    def received(self, client: IWriterLink, commands: Sequence[Received | LostRow]) -> None:
+    def received(self, link: IWriterLink, commands: Sequence[Received | LostRow]) -> None:
         """Process the commands of one read."""
         positions = False
         for command in commands:
             if isinstance(command, Rows | Position):
                 if command.instance == self._instance_name:  # docs/protocol/traps.md 34
                     if command.stream not in self._written:
-                        self._warn_of_same_name(client)
+                        self._warn_of_same_name(link)
                 elif not self.wants(command.stream):
                     pass
                 elif isinstance(command, Rows):
-                    self._rows_received(client, command)
+                    self._rows_received(link, command)
                 else:
                     positions = True
-                    self._position_received(client, command)
+                    self._position_received(link, command)
             elif isinstance(command, LostRow):
-                self._followers[command.stream].row_lost(client, command.instance)
+                self._followers[command.stream].row_lost(link, command.instance)
             elif isinstance(command, Ping):
-                _act_on_ping(self.links.pinged(client, command), self._followers, self.relay)
-            elif client.peer is not None and not isinstance(command, Fault):
-                self._commands.receive(client.peer, command)
+                _act_on_ping(self.links.pinged(link, command), self._followers, self.relay)
+            elif link.peer is not None and not isinstance(command, Fault):
+                self._commands.receive(link.peer, command)
                 if self.relay is not None:
                     self.relay.pass_down(command)
-        if positions and self.links.is_late(client):
-            self.following(client)
+        if positions and self.links.is_late(link):
+            self.following(link)
 
-    def following(self, client: IWriterLink) -> None:
+    def following(self, link: IWriterLink) -> None:
         """Process the end of the first positions of a connection."""
-        self.links.following(client)
+        self.links.following(link)
         if self._relayed_audit is not None:
-            self._relayed_audit.following(client)
+            self._relayed_audit.following(link)
         for follower in self:
-            follower.following(client)
+            follower.following(link)
             follower.resume()
         if self.relay is not None:
             self.relay.announce()
 
-    def lost(self, client: IWriterLink) -> None:
+    def lost(self, link: IWriterLink) -> None:
         """Drop the incomplete facts of a lost connection; another one to the same writer is followed from now on."""
         self.missed.sources.connection_lost()
         for follower in self:
-            follower.connection_lost(client)
-        self.links.lost(client)
+            follower.connection_lost(link)
+        self.links.lost(link)
 
     # ---- inside
 
-    def _rows_received(self, client: IWriterLink, rows: Rows) -> None:
+    def _rows_received(self, link: IWriterLink, rows: Rows) -> None:
         follower = self._followers.get(rows.stream)
-        if follower is not None and follower.rows_received(client, rows):
-            client.pause_reading()
+        if follower is not None and follower.rows_received(link, rows):
+            link.pause_reading()
         if follower is None or not follower.is_linked(rows.instance):
-            client.position_missing()
+            link.position_missing()
 
-    def _position_received(self, client: IWriterLink, command: Position) -> None:
-        self.links.position_received(client, command.instance)
+    def _position_received(self, link: IWriterLink, command: Position) -> None:
+        self.links.position_received(link, command.instance)
         follower = self._followers.get(command.stream)
         if follower is None:
             follower = self._follower(command.stream)
             Deferred.fromCoroutine(self._open(follower))
-        follower.position_received(client, command, can_go_back=client.can_go_back(command.stream))
+        follower.position_received(link, command, can_go_back=link.can_go_back(command.stream))
 
     async def _open(self, follower: StreamFollower) -> None:
         """Open a follower; retry until that succeeds."""
@@ -264,8 +266,8 @@ class FollowedStreams:
             else:
                 return
             await self._lifetime.sleep(backoff.next())
-            for client in self.links:
-                client.request_positions()  # positions that arrived meanwhile were dropped
+            for link in self.links:
+                link.request_positions()  # positions that arrived meanwhile were dropped
 
     def _follower(self, name: StreamName) -> StreamFollower:
         follower = self.factory.make(name, moved=self._moved, relayed_audit=self._relayed_audit)
@@ -279,7 +281,8 @@ class FollowedStreams:
             return ""
         if follower.histories is not None:
             return last_name(await follower.histories.followed(writer))
-        # Nothing is stored here.  Without a connection nothing is published; the next one closes those of followers.
+        # No history is compared here, so the writer is asked.  Without a link there is no answer: the next link lets
+        # followers connect again (``Relay.linked_again``).
         return await self.links.epoch(stream, writer) or ""
 
     async def _copied_streams(self) -> Collection[StreamName]:
@@ -288,30 +291,34 @@ class FollowedStreams:
         return [each for each in stored if self.wants(each) and each not in self._written]
 
     def _moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
-        for client in self.links:
-            client.resume_reading()
+        for link in self.links:
+            link.resume_reading()
         self._waiters.moved(stream, writer, position)
 
-    def _warn_of_same_name(self, client: IWriterLink) -> None:
+    def _warn_of_same_name(self, link: IWriterLink) -> None:
         if not self._same_name_logged:
             self._same_name_logged = True
             self.log.warn(
                 "the writer at {endpoint} has the name of this process, {name}, so its facts are not followed: "
                 "give each process an instance name of its own",
-                endpoint=client.endpoint,
+                endpoint=link.endpoint,
                 name=self._instance_name,
             )
+
+    async def _end_patience(self, relay: Relay) -> None:
+        """Let the relay announce what it has found, although some writers may have sent no position."""
+        await self._lifetime.sleep(QUIET_PERIOD)
+        if not self._lifetime.ended:
+            relay.end_patience()
 
     async def _warn_of_unknown_streams(self) -> None:
         """Warn of each stream without a position, once all writers have had time: its name may be misspelt."""
         before: list[int | None] = []
         while True:
             await self._lifetime.sleep(QUIET_PERIOD)
-            if self.relay is not None:
-                self.relay.end_patience()
             if self._lifetime.ended or self._same_name_logged:
                 return
-            connected = [client.connections if client.greeted else None for client in self.links]
+            connected = [link.connections if link.greeted else None for link in self.links]
             if None not in connected and connected == before:
                 break
             before = connected

@@ -94,8 +94,8 @@ class Worker(RegistersFunctions):
         audit_interval: seconds between two comparisons with such a database; 0: none (docs/protocol/redis.md, Audit).
 
     ``caches`` are the cached functions: ``caches.fan_out`` registers special names.  With ``writes``, ``stream(name)``
-    and ``factory()`` are those of a ``Master``; with ``relay`` there is ``factory()``, too.  Functions
-    receive what other writers wrote to such a stream.  ``failed`` fires as that of ``Master`` does.
+    and ``factory()`` are those of a ``Master``; with ``relay`` there is ``factory()``, too.  The function of a stream
+    in ``writes`` receives only the facts of other writers.  ``failed`` fires as ``Master.failed`` does.
 
     Raises:
         ConfigError: an argument cannot be used; the message names it.
@@ -140,11 +140,11 @@ class Worker(RegistersFunctions):
         self.store = store_of(database or f"sqlite:///replication-{instance_name}.db", reactor)
         self._clock, self._copy, self._login = reactor, copy, (redis_password, certificate)
         self._lifetime, self._synapse_requests, self.server_name = Lifetime(reactor), SynapseRequests(), server_name
-        self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
+        self._command_functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
         limits = limits or Limits()
         shared: dict[str, Any] = {"server_name": server_name, "limits": limits, "wall": wall, "reactor": reactor}
         self._reporter = PresenceReporter(reactor, self._peers, wall=wall, line_limit=limits.line_limit)
-        self._relay = make_relay(self._reporter, self._functions, alone=not writes, **shared) if relay else None
+        self._relay = make_relay(self._reporter, self._command_functions, alone=not writes, **shared) if relay else None
         self._master = self._make_master(writes, shared) if writes else None
         self.failed: Deferred[CommitsLostError] = self.store.commits_lost
         named = {name: place for name, place in (writers or {}).items() if name != instance_name}
@@ -196,11 +196,11 @@ class Worker(RegistersFunctions):
         the connection; it has ``name``, ``address`` and ``send()``.  The function may be plain, ``async`` or return a
         Deferred; an exception in it is logged.  ConfigError: a worker does not receive ``command``.
         """
-        return self._functions.on_command(command)
+        return self._command_functions.on_command(command)
 
     def on_syncing(self, function: SyncingFunction) -> SyncingFunction:
-        """Register a function for users that begin or stop to sync at a follower: ``function(user_id, syncing)``."""
-        return self._functions.on_syncing(function)
+        """Register a function for users that begin or stop syncing at a follower: ``function(user_id, syncing)``."""
+        return self._command_functions.on_syncing(function)
 
     def on_synapse_request(self, name: str) -> Callable[[RequestFunction], RequestFunction]:
         """Register the function that answers the HTTP request ``name``; see ``Master.on_synapse_request``."""
@@ -305,7 +305,7 @@ class Worker(RegistersFunctions):
     ) -> int:
         """Report that a user was seen now (USER_IP); returns the number of writers that it was sent to.
 
-        The same token, address and device are reported again after two minutes.
+        It is 0, and nothing is sent, if the same user, token, address and device were reported in the last two minutes.
         """
         return self._reporter.user_ip(user_id, access_token, ip, user_agent, device_id)
 
@@ -382,7 +382,7 @@ class Worker(RegistersFunctions):
             database=self.store,
             streams=writes,
             on_commit=self._committed,
-            functions=self._functions,
+            functions=self._command_functions,
             relay=self._relay,
             **shared,
         )
@@ -395,7 +395,7 @@ class Worker(RegistersFunctions):
             sources=self._sources,
             waiters=self._waiters,
             invalidation=self._invalidation,
-            commands=self._functions,
+            commands=self._command_functions,
             written=() if self._master is None else self._master.registry,
             relay=self._relay,
             **options,
@@ -423,7 +423,7 @@ class Worker(RegistersFunctions):
                 certificate=certificate,
                 channel=self.server_name,
                 wants=self._followed.wants,
-                command=self._functions.taken,
+                command=self._command_functions.taken,
                 **followed,
             )
         else:
@@ -434,7 +434,7 @@ class Worker(RegistersFunctions):
                 limits=shared["limits"],
                 greeting=tuple if relay is None else relay.greeting,
                 users=self._reporter.users_now if relay is None else lambda: users_of(self.served.users_syncing()),
-                commands=self._functions.commands,
+                commands=self._command_functions.commands,
                 certificate=certificate,
                 **followed,
             )

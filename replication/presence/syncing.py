@@ -61,7 +61,7 @@ class SyncingUsers:
         return {instance_id: dict(process.users) for instance_id, process in self._processes.items()}
 
     def receive(self, command: UserSync, now: float) -> None:
-        """Note that a user has begun or stopped to sync; ``now`` is in seconds of the caller's clock."""
+        """Note that a user has begun or stopped syncing; ``now`` is in seconds of the caller's clock."""
         user_id, instance_id = command.user_id, command.instance_id
         process = self._processes.get(instance_id)
         if command.syncing:

@@ -193,7 +193,7 @@ class Replicate:
 
 @attrs.frozen
 class UserSync:
-    """``USER_SYNC <instance_id> <user_id> <start|end> <last_sync_ms>``: a user began or stopped to sync."""
+    """``USER_SYNC <instance_id> <user_id> <start|end> <last_sync_ms>``: a user began or stopped syncing."""
 
     WORD: ClassVar[str] = "USER_SYNC"
     SENT_BY: ClassVar[Collection[str]] = ("worker",)

@@ -229,7 +229,7 @@ class Master:
         return self._functions.on_command(command)
 
     def on_syncing(self, function: SyncingFunction) -> SyncingFunction:
-        """Register a function for users that begin or stop to sync: ``function(user_id, syncing)``."""
+        """Register a function for users that begin or stop syncing: ``function(user_id, syncing)``."""
         return self._functions.on_syncing(function)
 
     def on_synapse_request(self, name: str) -> Callable[[RequestFunction], RequestFunction]:

@@ -1,6 +1,6 @@
-"""Warnings about a mapped table that works but loses rows or is slow: a sentence each, with the cure.
+"""Checks of mapped tables on PostgreSQL: warnings about rows that are lost or a table that is slow, each with its cure.
 
-Only the newest rows are read, as many as can be at every start; older rows were published before.
+A check of rows reads the ``NEWEST``, so that each start stays quick; older rows were published before.
 """
 
 # ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which accepts plain names only
@@ -165,8 +165,8 @@ def rows_above_sequence(session: PostgresSession, last_value: Mapping[Table, int
     """Return a warning for each table with rows above the last value of its sequence; one statement for all.
 
     Such rows are published only at a start, which moves the sequence past them.  ``last_value`` is an earlier value of
-    each sequence.  The statement reads the rows first and the sequences' values then; a writer allocates before it
-    inserts, so a row of the sequence is never above the value.
+    each sequence.  The statement reads the rows before the sequences' values.  A writer allocates an ID before it
+    inserts the row, so no row with an ID of the sequence is above the value.
     """
     tables = [*last_value]
     asked = [
@@ -207,6 +207,7 @@ def poll_rows(session: PostgresSession, last_value: Mapping[Table, int]) -> tupl
     except StoreError:
         if len(tables) <= 1:
             return {}, {}
+        # A table is locked or gone.  Each half alone leaves out only its own tables.
     halves = tables[: len(tables) // 2], tables[len(tables) // 2 :]
     (above, of_others), (more, more_of_others) = (
         poll_rows(session, {each: last_value[each] for each in half}) for half in halves
