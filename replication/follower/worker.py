@@ -237,7 +237,8 @@ class Worker(RegistersFunctions):
         """Fire once the facts of ``writer`` up to ``token`` are applied here.
 
         PositionTimeoutError after ``timeout`` seconds; its message names the position and the state of each connection.
-        StoppingError: the worker stops.  The process's own tokens count as applied (docs/protocol/following.md E6).
+        StoppingError: the worker stops.  ConfigError: the stream is not among those to follow.  The process's own
+        tokens count as applied (docs/protocol/following.md E6).
         """
         check_thread(self._clock)
         name, instance = grammar.stream_name(stream), grammar.instance_name(writer)
@@ -246,6 +247,8 @@ class Worker(RegistersFunctions):
             return succeed(None)
         if self._lifetime.ended:
             return fail(_stopping_error(self.instance_name))
+        if not self._followed.wants(name):
+            raise ConfigError(f"wait_for({name!r}): it is not among the streams to follow; add it to streams")
         return self._waiters.add(
             name,
             instance,
@@ -290,10 +293,7 @@ class Worker(RegistersFunctions):
     # ---- commands to writers
 
     def send(self, command: Command) -> int:
-        """Send a command to every connected writer, and return their number.
-
-        LocalProtocolError: a worker may not send it, or it cannot be encoded.
-        """
+        """Send a command to every connected writer, and return their number; LocalProtocolError if that cannot be."""
         return self._reporter.send(command)
 
     def user_syncing(self, user_id: str) -> AbstractContextManager[None]:

@@ -91,6 +91,11 @@ class RegistrationTests(WorkerCase):
         why = "on('orders'): it is not among the streams to follow; add it to streams"
         self.assertEqual(str(caught.exception), why)
 
+    def test_a_wait_for_a_stream_that_is_not_followed_fails_at_once(self) -> None:
+        worker = self.make_worker(streams=["stock"])
+        with self.assertRaisesRegex(ConfigError, "^wait_for.'orders'.: it is not among the streams to follow; add it"):
+            worker.wait_for("orders", "master", 2)
+
     def test_a_cached_function_has_the_name_and_the_size_that_were_given(self) -> None:
         cached = self.worker.cached(max_entries=2, name="get_order")(lambda key: key)
         for key in "abc":
