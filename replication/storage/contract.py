@@ -41,7 +41,9 @@ class TooLargeError(StoreError):
 
 
 class ClaimedError(StoreError):
-    """Another process writes this database, or writes it under this name."""
+    """Another process writes this database, or writes it under this name; on PostgreSQL ``holder`` describes it."""
+
+    holder: str = ""
 
 
 class Direction(msgspec.Struct, frozen=True):

@@ -149,6 +149,20 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         then, _ = self.pump.wait(self.a.served.since("orders", text, 100))
         self.assertEqual([(each.token, each.writer) for each in (*first.written, *then.written)], [(2, B), (3, A)])
 
+    def test_a_second_process_that_writes_a_stream_in_memory_is_refused(self) -> None:
+        """Each would count the IDs by itself, so two facts would have one ID, and no copy could have both."""
+        typing = StreamDefinition("typing", in_memory=True)
+        first, second = (self.make_master(each, streams=[typing], reactor=Net()) for each in ("first", "second"))
+        self.pump.wait(first.start())
+        with self.assertRaisesRegex(StoreError, "'typing' is in memory, so one process writes it, and .*: name"):
+            self.pump.wait(second.start())
+        named = StreamDefinition("typing", in_memory=True, writers=("first",))
+        self.pump.wait(self.make_master("third", streams=["orders", named]).start())
+        self.pump.wait(first.stop())
+        after = self.make_master("fourth", streams=[typing], reactor=Net())
+        self.pump.wait(after.start())
+        self.assertEqual(self.pump.wait(after.stream("typing").append([["a"]])), [2])
+
     def test_f17_a_second_process_of_one_name_is_refused(self) -> None:
         self.start(self.a)
         again = self.make_master("a")

@@ -205,7 +205,8 @@ class PostgresIds:
                 )
             raise ClaimedError(
                 f"database {self.session.name!r}: another process writes as {name!r}: {holder}; "
-                "give each process a name of its own"
+                "give each process a name of its own",
+                holder=holder,
             )
 
 

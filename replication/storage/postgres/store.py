@@ -22,6 +22,7 @@ from twisted.internet.defer import Deferred
 
 from replication.deferreds import Lock, Semaphore
 from replication.errors import StoreError
+from replication.storage.contract import ClaimedError
 from replication.storage.postgres.address import Address
 from replication.storage.postgres.checks import refuse_shared
 from replication.storage.postgres.connection import PAGING, STEPS, PostgresConnection
@@ -35,6 +36,7 @@ from replication.storage.postgres.watch import WATCH_SETTINGS, PostgresWatch
 from replication.storage.store import SqlStore
 from replication.storage.threads import ConnectionThread
 from replication.storage.transactions import CallGroup
+from replication.wire.grammar import InstanceName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import IAllocation, IWatch, SequenceState
     from replication.urls import Url
-    from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.wire.grammar import StreamName, Token
 
 # With a timeout, a locked table delays only the callers that read it.
 PAGES: Final[Mapping[str, str]] = {**dict.fromkeys(PAGING, "off"), "jit": "off", "lock_timeout": "2s"}
@@ -152,6 +154,19 @@ class PostgresStore(SqlStore[PostgresConnection]):
         """Claim the tables of streams for their writers, or for one copy; StoreError if another process fills one."""
         definitions = [self._table(each).definition for each in streams]
         await self._write(lambda connection: connection.claim_tables(definitions, instance, copy=copy))
+        for each in definitions:
+            if each.in_memory and each.written_by(instance) and not copy:
+                await self._claim_in_memory(each.name)
+
+    async def _claim_in_memory(self, stream: StreamName) -> None:
+        """Make this process the only writer of a stream in memory: each counts the IDs of such a stream by itself."""
+        try:
+            await self.claim(InstanceName(f"{stream} (in memory)"))  # the name of no process: it has a space
+        except ClaimedError as error:
+            raise StoreError(
+                f"database {self.name!r}: stream {stream!r} is in memory, so one process writes it, and {error.holder} "
+                "does already: name the process that writes it as writers of the stream in each configuration"
+            ) from error
 
     async def verify(self) -> None:
         """Raise CommitsLostError if the database has lost commits of this process."""
