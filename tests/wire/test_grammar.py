@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import json.encoder
 import math
+import time
 from typing import Any
 
 import pytest
@@ -292,6 +293,18 @@ def test_a_large_text_with_a_long_number_is_refused_before_it_is_decoded(monkeyp
     grammar.check_values(f'[{longest},"{longest}0",-{longest}.5]'.encode())
     with pytest.raises(RemoteProtocolError, match=r"^JSON of 405 bytes with a number of more than 400 digits$"):
         grammar.check_values(f"[1,{longest}0]".encode())
+
+
+def test_a_long_text_is_checked_fast() -> None:
+    """One of 64 MiB took more than three seconds, and no other request was answered meanwhile."""
+    body = b'"%b"' % (b"x" * 2**23)
+    took = []
+    for check in (grammar.check_values, lambda text: text.translate(bytes(range(256)))):
+        began = time.process_time()
+        for _ in range(3):
+            check(body)
+        took.append(time.process_time() - began)
+    assert took[0] < 15 * took[1]
 
 
 def test_without_the_c_encoder_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
