@@ -42,6 +42,8 @@ class Url:
     def hide_in(self, text: str) -> str:
         """Return ``text``, such as a driver's message, without the secrets of this URL."""
         secrets = [a or b for a, b in re.findall(rf":([^:@/][^@/]*)@|{_SECRET}=([^&]+)", self._text)]
+        if not _WELL_FORMED.fullmatch(self._text):  # a password may be where a port belongs
+            secrets += re.findall(r"://[^:@/]*:([^@/?#]+)", self._text)
         for each in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
             text = hide_secret(text, each)
         # Values of other options are hidden where they are quoted: a short one is part of many words.  Files are shown.

@@ -103,6 +103,13 @@ def test_a_secret_with_a_colon_is_left_out_of_a_drivers_message() -> None:
     assert Url("postgresql://me:hunter:2secret@h/db").hide_in("no hunter:2secret") == "no …"
 
 
+def test_a_secret_in_the_place_of_a_port_is_left_out_of_a_drivers_message() -> None:
+    """A driver quotes it as a wrong port if the host was forgotten."""
+    for url in ("postgresql://me:hunter%2Fsecret", "postgresql://me:hunter%2Fsecret/db?x=y"):
+        assert Url(url).hide_in('invalid value "hunter/secret" for "port"') == 'invalid value "…" for "port"'
+    assert Url("postgresql://h:5432,g:5433/db").hide_in("at h:5432,g:5433") == "at h:5432,g:5433"
+
+
 def test_a_secret_is_hidden_also_where_only_its_beginning_is_quoted() -> None:
     secret = "hunter2" * 20
     for length in (len(secret), 128, 8):

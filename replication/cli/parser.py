@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process; for an unknown option or word the message has the nearest known one."""
         near = ""
-        if unknown := re.match(r"unrecognized arguments: ([^ =]+)", message):
+        if unknown := re.match(r"unrecognized arguments: +([^ =]+)", message):
             near = did_you_mean(unknown[1], re.findall(r"--[a-z-]+", self.format_usage()))
             message = hide_secrets(message)
         elif unknown := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):

@@ -43,6 +43,14 @@ def test_an_unknown_option_is_refused_with_the_nearest(capsys: pytest.CaptureFix
         assert capsys.readouterr().err.endswith(near)
 
 
+def test_a_url_in_the_wrong_place_is_shown_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="replication tail")
+    for argument in ("postgresql://me:hunter2@h/db", " postgresql://me:hunter2@h/db"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([argument])
+        assert "postgresql://me@h/db; see" in capsys.readouterr().err
+
+
 def client(*arguments: str) -> HttpClient:
     parser = Parser(prog="replication status")
     parser.add_http_options()
