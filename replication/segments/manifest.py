@@ -219,23 +219,33 @@ def write_manifest(folder: Folder, manifest: Manifest) -> None:
     write_index(folder, MANIFEST, manifest.encode())
 
 
-def remove_leftovers(folder: Folder, manifest: Manifest, keep: Iterable[str] = ()) -> list[str]:
+def remove_leftovers(
+    folder: Folder,
+    manifest: Manifest,
+    begins: Mapping[tuple[StreamName, InstanceName], Token],
+    keep: Iterable[str] = (),
+) -> list[str]:
     """Remove what interrupted runs left behind, except the files in ``keep``; returns the removed files' names.
 
-    These are segments that the manifest does not list, and temporary files.
+    These are temporary files, and segments that the manifest does not list.  ``begins`` has the places from which on
+    this run writes: other segments stay, because their facts may be deleted, and the manifest may be an old one.
     """
     known = {*[each.name for each in manifest.segments], *keep}
-    leftovers = [name for name in folder.names() if _is_ours(name) and name not in known]
+    folders: dict[tuple[str, str], Token] = {
+        (stream, instance_folder(writer)): begin for (stream, writer), begin in begins.items()
+    }
+    leftovers = [name for name in folder.names() if _is_leftover(name, folders) and name not in known]
     for name in leftovers:
         folder.remove(name)
     return leftovers
 
 
-def _is_ours(name: str) -> bool:
+def _is_leftover(name: str, begins: Mapping[tuple[str, str], Token]) -> bool:
     match name.split("/"):
         case [file]:
             return file.startswith(".") and file.endswith(TEMPORARY)
-        case [_, _, file]:
+        case [stream, writer, file] if (stream, writer) in begins:
             stem, _, suffix = file.partition(".rdata")
-            return suffix in SUFFIXES.values() and _RANGE.fullmatch(stem) is not None
+            is_ours = suffix in SUFFIXES.values() and _RANGE.fullmatch(stem) is not None
+            return is_ours and int(stem.partition("-")[0]) >= begins[stream, writer]
     return False

@@ -408,7 +408,12 @@ class Run:
         adopted = {task: self._adopt(task) for task in tasks}
         self.tasks = [task for task, segments in adopted.items() if segments is None]
         self.done = [each for segments in adopted.values() if segments is not None for each in segments]
-        remove_leftovers(folder, manifest, [each.name for each in self.done])
+        begins = {
+            (task.range.definition.name, each.instance): each.after
+            for task in reversed(tasks)  # of a chain, the first range counts
+            for each in task.range.writers
+        }
+        remove_leftovers(folder, manifest, begins, [each.name for each in self.done])
         for work in {"/".join(name.split("/")[:2]) for name in folder.names(WORK)} - {task.work for task in tasks}:
             folder.remove(work)
 

@@ -201,5 +201,7 @@ def test_only_unlisted_segments_are_removed_as_leftovers(tmp_path: Path) -> None
             sink.write(b"mine")
     before = folder.names()
     manifest = read_manifest_to_extend(folder)
-    assert remove_leftovers(folder, manifest, [kept.name]) == [orphan.name]
+    for begins in ({}, {(STREAM, OTHER): Token(0)}, {(STREAM, MASTER): Token(1)}):  # their facts may be deleted
+        assert remove_leftovers(folder, manifest, begins) == []
+    assert remove_leftovers(folder, manifest, {(STREAM, MASTER): Token(0)}, [kept.name]) == [orphan.name]
     assert folder.names() == [name for name in before if name != orphan.name]
