@@ -108,8 +108,11 @@ class DatabaseFiles:
             opened = self._opened[which]
             try:
                 found = os.stat(self._paths[which])  # noqa: PTH116 (a Path takes twice the time)
-            except OSError as error:
+            except FileNotFoundError as error:
                 raise self._error(which, missing) from error
+            except OSError as error:  # the permissions of its folder were removed
+                why = f"cannot be reached: {error.strerror}: correct that, and restart this process"
+                raise self._error(which, why) from error
             if found.st_ino != opened.st_ino or found.st_dev != opened.st_dev:
                 raise self._error(which, missing)
             status.append(found)

@@ -82,6 +82,15 @@ class FilesTests(UsesStore, SynchronousTestCase):
             refusal = self.harmed(harm, "-wal")
             self.assertIn(f"database '{self.path}-wal' was moved or deleted: stop this process with SIGTERM", refusal)
 
+    def test_a_folder_that_may_not_be_entered_is_named_as_such(self) -> None:
+        """The error was that the file was moved or deleted."""
+        with mock.patch(
+            "replication.storage.sqlite.files.os.stat", side_effect=PermissionError(13, "Permission denied")
+        ):
+            refusal = self.refusal()
+        cure = "correct that, and restart this process"
+        self.assertIn(f"database {self.path!r} cannot be reached: Permission denied: {cure}", refusal)
+
     def test_no_commit_into_a_truncated_file_is_acknowledged(self) -> None:
         for harm in (empty, halve):
             for suffix in ("", "-wal"):
