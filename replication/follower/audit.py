@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import ReplicationError
+from replication.follower.database_restores import find_restored, go_back
 from replication.logs import TroubleLog
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -61,6 +62,12 @@ class IAuditSource(Protocol):
 
     async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token, of a stream without stored positions."""
+
+    async def last_row(self, stream: StreamName) -> Token:
+        """Return the largest token of all writers; 0 if there is no row."""
+
+    async def is_primary(self) -> bool:
+        """Whether it never lacks what was published, as a standby may."""
 
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         """Return the tokens of a writer in a range."""
@@ -144,6 +151,7 @@ class Audit:
             self._checked()
         if stored is None:
             return
+        await self._tried("", self._go_back_if_restored(stored))
         suspects = {}
         for follower in self._audited():
             if found := await self._tried(follower.name, self._look(follower, stored, advance=True)):
@@ -157,6 +165,16 @@ class Audit:
                 await self._tried(follower.name, self._look_again(follower, stored, found))
 
     # ---- inside
+
+    async def _go_back_if_restored(self, stored: _Positions) -> None:
+        """Go back if two looks in a row show that the database has lost facts that were applied."""
+        found = await find_restored(self._source, self._audited(), stored)
+        if not found or not await self._source.is_primary():
+            return
+        await self._lifetime.sleep(LOOK_AGAIN)
+        again = await find_restored(self._source, found, await self._source.stored_positions())
+        if again:
+            await go_back(self._source, self._audited(), {follower: found[follower] for follower in again})
 
     async def _run(self) -> None:
         clock = self._lifetime.clock
@@ -204,6 +222,8 @@ class Audit:
         for writer, cursor in [*follower.cursors.items()]:
             if not cursor.confirmed:
                 continue
+            if follower.checked.get(writer, Token(0)) > cursor.position:  # it went back
+                follower.checked[writer] = cursor.position
             upto = min(cursor.position, positions.get(writer, cursor.position))
             reached = in_database.get(writer, Token(0))
             missing: Collection[Token] = ()

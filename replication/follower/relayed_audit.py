@@ -133,6 +133,14 @@ class RelayedAudit:
         """Return nothing, as ``stored_positions``."""
         return {}
 
+    async def last_row(self, _stream: StreamName) -> Token:
+        """Return nothing, as ``stored_positions``."""
+        return Token(0)
+
+    async def is_primary(self) -> bool:
+        """Return False: a relay that goes back closes its connections, and then sends its lower position."""
+        return False
+
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         """Return the tokens of ``writer`` with ``after < token <= upto`` that the relay has."""
         tokens = set[Token]()

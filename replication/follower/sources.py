@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from replication.segments.manifest import Manifest
     from replication.streams.definitions import Dialect
     from replication.streams.history import History
+    from replication.streams.interfaces import ISqlExecutor
 
 MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
 MAX_TOKEN: Final = Token(2**63 - 1)
@@ -119,6 +120,16 @@ class DatabaseCatchUp:
         await self._declare(stream)
         return await self._store.positions(stream)
 
+    async def last_row(self, stream: StreamName) -> Token:
+        """Return the largest token in the tables of a stream, of all writers; 0 if there is none."""
+        await self._declare(stream)
+        return await self._store.last_row(stream)
+
+    async def is_primary(self) -> bool:
+        """Whether the database is no standby, which may lack what was published."""
+        await self._open()
+        return not await self._store.read(_is_standby)
+
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         """Return the tokens of ``writer`` with ``after < token <= upto`` in the tables of a stream in ``foreign``."""
         await self._declare(stream)
@@ -199,6 +210,10 @@ class SegmentCatchUp:
         """Close the files and end the thread."""
         await self._thread.run(self._archive.close)
         await self._thread.stop()
+
+
+def _is_standby(database: ISqlExecutor) -> bool:
+    return database.dialect == "postgresql" and bool(database.execute("SELECT 1 WHERE pg_is_in_recovery()"))
 
 
 def all_definitions(

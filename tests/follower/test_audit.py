@@ -61,6 +61,14 @@ class FakeDatabase:
         self.asked = Counter[str]()
         self.errors: list[StoreError] = []
         self.behind = False  # as a standby may be
+        self.standby = False
+
+    def restore(self, upto: int) -> None:
+        """Lose all facts above a token, and the positions that were stored since."""
+        self.written = {token: of for token, of in self.written.items() if token <= upto}
+        self.positions = {
+            of: max(token for token, each in self.written.items() if each == of) for of in {*self.written.values()}
+        }
 
     def write(self, writer: InstanceName, *tokens: int) -> None:
         self.written.update(dict.fromkeys(map(Token, tokens), writer))
@@ -87,6 +95,13 @@ class FakeDatabase:
     async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         self.asked["newest"] += 1
         return dict(self.positions)
+
+    async def last_row(self, stream: StreamName) -> Token:
+        self.asked["last row"] += 1
+        return max(self.written, default=Token(0))
+
+    async def is_primary(self) -> bool:
+        return not self.standby
 
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         self.asked["present"] += 1

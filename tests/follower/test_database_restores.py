@@ -1,0 +1,197 @@
+"""A restore of Synapse's database is found at two looks of the audit; what is followed goes back to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from replication.follower.database_restores import go_back
+from replication.follower.stream import FollowMode
+from tests.doubles import logged
+from tests.follower.test_audit import ONE, TWO, AuditCase, FakeDatabase, Followed
+
+WENT_BACK = "one went back from 10 to 5 on orders: was its database restored? Following from there"
+BOTH = (FollowMode.APPLIED, FollowMode.COPIED)
+
+
+class RestoreTests(AuditCase):
+    def begin(self, **options: Any) -> Followed:
+        """Follow a writer that has written 2 to 10, all of which are applied and compared."""
+        followed = self.follow(**options)
+        followed.at(ONE, 1)
+        followed.database.write(ONE, *range(2, 11))
+        followed.send(ONE, *range(2, 11))
+        followed.check()
+        followed.check()
+        self.assertEqual(followed.follower.checked, {ONE: 10})
+        return followed
+
+    def check_goes_back(self, followed: Followed) -> None:
+        """The facts above 5 are lost, and the next ones have their IDs."""
+        with logged() as messages:
+            followed.check()
+        self.assertEqual(
+            messages,
+            [
+                "orders: the facts of one end at 5 in the database, and 10 was received: it was restored",
+                WENT_BACK,
+            ],
+        )
+        before = followed.applied()
+        followed.database.write(ONE, 6, 7)
+        followed.send(ONE, 6, 7)
+        self.assertEqual(followed.applied(), [*before, 6, 7])
+        followed.check()
+        followed.check()
+        followed.database.write(ONE, 8, 9)  # 8 is lost on its way
+        followed.send(ONE, 9)
+        with logged():
+            followed.check()
+        self.assertEqual(sorted(followed.applied()[len(before) :]), [6, 7, 8, 9])
+
+    def test_what_was_compared_is_gone(self) -> None:
+        for mode in BOTH:
+            followed = self.begin(mode=mode)
+            followed.database.restore(5)
+            self.check_goes_back(followed)
+
+    def test_a_copy_deletes_what_is_lost(self) -> None:
+        followed = self.begin(mode=FollowMode.COPIED)
+        followed.database.restore(5)
+        with logged():
+            followed.check()
+        self.assertEqual(followed.applied(), [2, 3, 4, 5])
+
+    def test_it_was_restored_while_the_worker_was_stopped(self) -> None:
+        for mode in BOTH:
+            followed = self.begin(mode=mode)
+            followed.database.restore(5)
+            followed.restart()
+            followed.at(ONE, 10)  # the lower position of a Synapse does not count: it is kept at 10
+            self.check_goes_back(followed)
+
+    def test_what_was_applied_since_the_last_check_is_gone(self) -> None:
+        for mode in BOTH:
+            followed = self.begin(mode=mode)
+            followed.database.write(ONE, 11, 12)
+            followed.send(ONE, 11, 12)
+            followed.database.restore(10)
+            with logged() as messages:
+                followed.check()
+            self.assertIn("one went back from 12 to 10 on orders", messages[1])
+
+    def test_what_was_written_since_the_restore_is_fetched(self) -> None:
+        followed = self.begin(mode=FollowMode.COPIED)
+        followed.database.restore(5)
+        followed.database.write(ONE, 6)  # Redis has sent it, and it was taken for a duplicate
+        followed.send(ONE, 6)
+        with logged():
+            followed.check()
+        followed.database.write(ONE, 7)
+        followed.send(ONE, 7)
+        self.assertEqual(followed.applied(), [2, 3, 4, 5, 6, 7])
+
+    def test_other_writers_have_passed_the_lost_facts_already(self) -> None:
+        """A function without ``on_reset`` receives no fact twice."""
+        followed = self.begin()
+        followed.at(TWO, 1)
+        followed.database.restore(5)
+        followed.database.write(TWO, 6, 7, 11)
+        followed.send(TWO, 6, 7, 11)
+        with logged() as messages:
+            followed.check()
+        self.assertEqual(messages[1:], [WENT_BACK])
+        followed.database.write(ONE, 8, 12)
+        followed.send(ONE, 8, 12)
+        self.assertEqual(followed.applied(), [*range(2, 11), 6, 7, 11, 8, 12])
+
+    def test_a_copy_stops_at_an_id_that_is_taken_until_the_restore_is_found(self) -> None:
+        followed = self.begin(mode=FollowMode.COPIED)
+        followed.at(TWO, 1)
+        followed.database.restore(5)
+        followed.database.write(TWO, 6, 7, 11)
+        with logged() as messages:
+            followed.receive(TWO, [(6, "[]"), (7, "[]"), (11, "[]")], settle=False)
+            while not followed.follower.errors:
+                followed.pump.run_call()
+            checking = Deferred.fromCoroutine(followed.audit.check())
+            while not checking.called or followed.follower.errors or followed.applied() != [2, 3, 4, 5, 6, 7, 11]:
+                followed.clock.advance(1.0)
+                followed.pump.wait(followed.store.sync())  # what was queued meanwhile has run
+                if checking.called and not followed.follower.in_progress():
+                    checking = Deferred.fromCoroutine(followed.audit.check())
+        self.assertIn("UNIQUE constraint failed", messages[0])
+        self.assertIn(WENT_BACK, messages)
+
+
+class NoRestoreTests(AuditCase):
+    def check_stays(self, followed: Followed) -> None:
+        with logged() as messages:
+            followed.check()
+            followed.check()
+        self.assertEqual((messages, followed.follower.resets), ([], 0))
+
+    def followed(self, database: FakeDatabase | None = None) -> Followed:
+        followed = self.follow(database)
+        followed.at(ONE, 1)
+        followed.database.write(ONE, 2, 3, 4)
+        followed.send(ONE, 2, 3, 4)
+        return followed
+
+    def test_a_standby_is_behind(self) -> None:
+        followed = self.followed()
+        followed.database.standby = True
+        followed.database.restore(3)
+        self.check_stays(followed)
+
+    def test_an_id_was_rolled_back(self) -> None:
+        followed = self.followed()
+        followed.at(ONE, 9)
+        self.check_stays(followed)
+
+    def test_a_process_was_killed_before_it_stored_its_position(self) -> None:
+        followed = self.followed()
+        followed.database.positions[ONE] = followed.database.positions[ONE].__class__(3)
+        self.check_stays(followed)
+
+    def test_a_former_writer_has_no_stored_position_any_more(self) -> None:
+        followed = self.followed()
+        followed.check()
+        followed.check()
+        del followed.database.positions[ONE]
+        self.check_stays(followed)
+
+    def test_only_one_look_shows_it(self) -> None:
+        followed = self.followed()
+        written, positions = followed.database.written, followed.database.positions
+        followed.database.restore(2)
+
+        def back() -> None:
+            followed.database.written, followed.database.positions = written, positions
+
+        with logged() as messages:
+            followed.check(back)
+        self.assertEqual((messages, followed.follower.resets), ([], 0))
+
+    def test_a_stream_without_stored_positions_shows_nothing(self) -> None:
+        """Synapse deletes old rows of ``caches``."""
+        followed = self.followed(FakeDatabase("orders", stores_positions=False))
+        followed.database.written.clear()
+        self.check_stays(followed)
+
+
+class WithoutStoredPositionsTests(AuditCase):
+    def test_it_goes_back_with_the_other_streams(self) -> None:
+        caches = self.follow(FakeDatabase("caches", stores_positions=False))
+        caches.at(ONE, 1)
+        caches.database.write(ONE, 2, 3, 4)
+        caches.send(ONE, 2, 3, 4)
+        caches.database.restore(3)
+        with logged() as messages:
+            caches.pump.wait(go_back(caches.database, [caches.follower], {}))
+            caches.settle()
+        self.assertEqual(
+            messages[0], "caches: the facts of one end at 3 in the database, and 4 was received: it was restored"
+        )
+        self.assertEqual(caches.follower.position(ONE), 3)
