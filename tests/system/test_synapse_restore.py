@@ -1,0 +1,96 @@
+"""Synapse's database is restored from a backup, while a worker and a relay follow it over Redis."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+from tests.synapse.published import NAME, SERVER, final_positions
+from tests.synapse.recorded import restore_postgres
+from tests.system.daemons import CHECKOUT, LOCAL, Daemon, fixed_ports, get_json, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+    from tests.redis import RedisServer
+
+STREAMS = ("events", "caches")
+ENDS = {key: end for key, end in final_positions().items() if key[0] in STREAMS}
+BACKUP = {"events": 1000, "caches": 500}  # where the streams end in the backup
+LATER = 1010  # the next events that Synapse writes, instead of those that are lost, end here
+RESTORE = f"""
+    SET session_replication_role = replica;  -- no foreign keys
+    CREATE TABLE lost AS SELECT * FROM events WHERE stream_ordering > {BACKUP["events"]};
+    DELETE FROM events WHERE stream_ordering > {BACKUP["events"]};
+    DELETE FROM ex_outlier_stream WHERE event_stream_ordering > {BACKUP["events"]};
+    DELETE FROM current_state_delta_stream WHERE stream_id > {BACKUP["events"]};
+    DELETE FROM cache_invalidation_stream_by_instance WHERE stream_id > {BACKUP["caches"]};
+    UPDATE stream_positions SET stream_id = {BACKUP["events"]} WHERE stream_name = 'events';
+"""
+WRITE = f"""
+    SET session_replication_role = replica;
+    INSERT INTO events SELECT * FROM lost WHERE stream_ordering <= {LATER};
+    UPDATE events SET event_id = event_id || '-again' WHERE stream_ordering > {BACKUP["events"]};
+    UPDATE stream_positions SET stream_id = {LATER} WHERE stream_name = 'events';
+"""
+
+
+def test_copies_lose_what_the_database_has_lost_and_receive_what_follows(
+    tmp_path: Path, redis: RedisServer, postgres: PostgresServer
+) -> None:
+    streams = ", ".join(f'"{each}"' for each in STREAMS)
+    configuration = (CHECKOUT / "conf/synapse-redis.toml").read_text()
+    (tmp_path / "relay.toml").write_text(f"audit_interval = 1\nstream = [{streams}]\n{configuration}")
+    (tmp_path / "behind.toml").write_text("audit_interval = 1\ncopy = true\n")
+    copies = [tmp_path / "relay.db", tmp_path / "behind.db"]
+    with postgres.database() as name, ExitStack() as stack:
+        url = restore_postgres(postgres, name, NAME)
+        options = ("--config=relay.toml", f"--connect={redis.url}", f"--server-name={SERVER}", f"--catch-up={url}")
+        relay = Daemon(tmp_path, "worker", *options, f"--database=sqlite:///{copies[0]}", name="relay")
+        wire, http = stack.enter_context(fixed_ports(relay))
+        follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}", f"--server-name={SERVER}", *LOCAL[1:])
+        behind = ("--config=behind.toml", "--instance-name=behind", f"--database=sqlite:///{copies[1]}")
+        stack.enter_context(Daemon(tmp_path, "worker", *behind, *follow, name="behind"))
+        until(lambda: redis.subscribers(SERVER), "the relay subscribes")
+        redis.publish(*[f"POSITION {key[0]} {key[1]} {end} {end}" for key, end in ENDS.items()], channel=SERVER)
+        for copy in copies:
+            until(lambda: last(copy, "events") > LATER and last(copy, "caches") > 700, f"{copy} has all")  # noqa: B023
+        until(lambda: min(audited(f"http://{http}")) > BACKUP["events"], "all is compared")
+
+        postgres.sql(RESTORE, database=name)
+        for copy in copies:
+            until(lambda: {each: last(copy, each) for each in STREAMS} == BACKUP, f"{copy} went back")  # noqa: B023
+        postgres.sql(WRITE, database=name)
+        redis.publish(f"POSITION events persister1 {BACKUP['events']} {LATER}", channel=SERVER)
+        redis.publish(f"POSITION events persister2 {BACKUP['events']} {LATER}", channel=SERVER)
+        for copy in copies:
+            until(lambda: again(copy) == again(copies[0]) > 5, f"{copy} has the new facts")  # noqa: B023
+            assert last(copy, "events") <= LATER
+        log = relay.log_of(1)
+        assert (
+            f"events: the facts of persister1 end at {BACKUP['events']} in the database, and 1474 was received" in log
+        )
+
+
+def last(copy: Path, stream: str) -> int:
+    """Return the last ID of a copy; 0 if it has none, or does not exist yet."""
+    with closing(sqlite3.connect(copy)) as database:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"stream_{stream}",)).fetchall():
+            return 0
+        ((found,),) = database.execute(f'SELECT max(stream_id) FROM "stream_{stream}"').fetchall()
+        return found or 0
+
+
+def again(copy: Path) -> int:
+    """Return the number of rows of the events that were written after the restore."""
+    with closing(sqlite3.connect(copy)) as database:
+        ((found,),) = database.execute("SELECT count(*) FROM stream_events WHERE row LIKE '%-again%'").fetchall()
+        return int(found)
+
+
+def audited(http: str) -> list[int]:
+    """Return up to where each writer of events was compared."""
+    streams = get_json(http, "/v1/streams")["streams"]
+    return [writer["audited"] or 0 for each in streams if each["name"] == "events" for writer in each["writers"]]
