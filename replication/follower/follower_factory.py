@@ -111,6 +111,7 @@ class FollowerFactory:
             is_open=is_open,
             first=self._invalidation.before_step if name == CACHES else None,
             begin=self._invalidation.begin if name == CACHES else begin_without_gap,
+            in_memory=definition is not None and definition.in_memory,
             access_tokens=self._access_tokens,
             relay=self._relay,
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 
 from replication.deferreds import Lock
 from replication.errors import CatchUpError, ReplicationError, StoreError, StreamError
@@ -94,8 +94,8 @@ class StreamFollower:
         is_open: fires with whether the connection that is its argument is still open.
         first: is called with a writer and a step before the step is applied, outside its transaction
             (docs/protocol/traps.md 30).
-        begin: with ``POSITION_ONLY``, returns the position from which a new writer is followed, given its first
-            POSITION; by default its ``prev``, or its ``new`` if that is less.
+        begin: returns where a new writer is followed from with ``POSITION_ONLY``, given its first POSITION.
+        in_memory: whether the stream is in the memory of its writers, which begin again at 0.
         access_tokens: whether functions, copies and the followers of a relay receive the access tokens in facts of the
             caches stream; ``first`` always does.
         relay: publishes what is applied; None if nothing is relayed.
@@ -123,6 +123,7 @@ class StreamFollower:
     _is_open: Callable[[Any], Deferred[bool]] = lambda _: succeed(True)
     _first: Callable[[InstanceName, Apply | Reset], None] | None = None
     _begin: Callable[[Position], Token] = begin_without_gap
+    _in_memory: bool = False
     _access_tokens: bool = False
     _relay: Relay | None = None
     cursors: dict[InstanceName, Cursor] = attrs.field(init=False, factory=dict)
@@ -142,12 +143,10 @@ class StreamFollower:
     _left_out: LeftOutRanges = attrs.field(init=False, factory=LeftOutRanges)
     # The last error of each writer whose traceback was logged, until the stream has gone on.
     _traced: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
-    # None: it begins just now.
-    _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
+    _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)  # None: it begins
     # None until they are read from the store.
     _positions: dict[InstanceName, Token] | None = attrs.field(init=False, default=None)
-    # What arrives while they are read.
-    _early: list[Callable[[], object]] | None = attrs.field(init=False, default=None)
+    _early: list[Callable[[], object]] | None = attrs.field(init=False, default=None)  # what arrives meanwhile
 
     def __attrs_post_init__(self) -> None:
         """Make what calls the application's functions."""
@@ -448,8 +447,10 @@ class StreamFollower:
             if self._function is not None:
                 with suppress(StoreError):  # the numbers are only shown
                     await self.application.failing.count(self._store, self._instance_name)
-            self.log.error(
-                "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there",
+            self.log.emit(
+                LogLevel.info if self._in_memory else LogLevel.error,
+                "{writer} went back from {after} to {to} on {stream}: {why} Following from there",
+                why="it has it in memory." if self._in_memory else "was its database restored?",
                 writer=writer,
                 after=step.after,
                 to=step.to,
