@@ -40,12 +40,11 @@ _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_json = msgspec.json.Decoder(float_hook=float).decode
 _decode_tokens = msgspec.json.Decoder(list[Annotated[Token, msgspec.Meta(ge=0, le=2**63 - 1)]]).decode
 _SHALLOW: Final = 2 * MAX_NESTING + 1  # a text of so many characters is not too deep: each level takes two
-_QUOTED: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _LONG_NUMBER: Final = b"0" * (MAX_DIGITS + 1)  # where each digit is 0
 _TO_ZEROS: Final = bytes(ord("0") if chr(each).isdigit() else each for each in range(128)) + bytes(range(128, 256))
 _TO_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and, as a signed byte, -1
 _NO_BRACKETS: Final = bytes({*range(256)} - {*b"[]{}"})
-_INFINITY: Final = re.compile(rf"{_QUOTED.pattern}|Infinity")
+_INFINITY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|Infinity')
 # What msgspec raises for a text or for bytes: it leaves wrong UTF-8 and lone surrogates to Python.
 NOT_DECODED: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
@@ -118,7 +117,7 @@ def check_nesting(texts: Sequence[str]) -> None:
         return
     for text in texts:
         if len(text) > _SHALLOW and text.count("[") + text.count("{") > MAX_NESTING:
-            steps = _QUOTED.sub("", text).encode().translate(_TO_STEPS, _NO_BRACKETS)
+            steps = _without_texts(text).encode().translate(_TO_STEPS, _NO_BRACKETS)
             depth = max(accumulate(memoryview(steps).cast("b")), default=0)
             if depth > MAX_NESTING:
                 raise RowError(
@@ -126,11 +125,18 @@ def check_nesting(texts: Sequence[str]) -> None:
                 )
 
 
+def _without_texts(text: str) -> str:
+    """Return JSON without what is in its texts: a regular expression takes ten times as long for a long text."""
+    if "\\" in text:
+        text = text.replace("\\\\", "").replace('\\"', "")
+    return "".join(text.split('"')[::2])
+
+
 def count_values(text: str) -> int:
     """Return about how many values a JSON text has: those that begin a list or an object, or come after another one."""
     count = text.count(",") + text.count("[") + text.count("{")
     if count > MAX_VALUES:  # some of these may be inside texts
-        text = _QUOTED.sub("", text)
+        text = _without_texts(text)
         count = text.count(",") + text.count("[") + text.count("{")
     return count
 
@@ -142,7 +148,7 @@ def check_values(text: bytes) -> None:
     decoded = text.decode(errors="replace")
     if count_values(decoded) > MAX_VALUES:
         raise RemoteProtocolError(f"JSON with more than {MAX_VALUES} values; send it in parts")
-    if _has_long_number(text) and _has_long_number(_QUOTED.sub("", decoded).encode()):
+    if _has_long_number(text) and _has_long_number(_without_texts(decoded).encode()):
         raise RemoteProtocolError(f"JSON of {len(text)} bytes with a number of more than {MAX_DIGITS} digits")
 
 

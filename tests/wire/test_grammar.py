@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import json.encoder
 import math
+import re
 import time
 from typing import Any
 
@@ -193,6 +194,14 @@ _slips = st.sampled_from([*'[]{}",:019-.eE\\u \t\x00ab', ""])
 _mutilated = st.builds(
     lambda text, at, slip: text[:at] + slip + text[at + 1 :], strategies.row_texts, st.integers(0, 99), _slips
 )
+
+
+@given(
+    st.lists(st.text(st.sampled_from('"\\[]{},0a'), max_size=8) | st.lists(st.integers(0, 9), max_size=2), max_size=4)
+)
+def test_what_is_inside_texts_counts_neither_as_values_nor_as_levels(values: list[object]) -> None:
+    text = json.dumps(values)
+    assert grammar._without_texts(text) == re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"', "", text)
 
 
 @given(strategies.row_texts | _mutilated | st.text(max_size=8))
