@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import ssl
 import time
 from contextlib import closing, suppress
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from replication.cli import tls_checks
 from replication.cli.findings import Finding, in_thread, together
@@ -50,6 +51,11 @@ _OF_WRITERS: Final = frozenset(
 )  # states where a stream is written
 LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding
 WHOLE: Final = 15.0  # seconds for a whole answer of HTTP
+
+
+class _Updates(TypedDict):
+    upto_token: int
+    updates: list[Any]
 
 
 class _LimitedClient(HttpClient):
@@ -208,7 +214,10 @@ def _check_place(
     if url is None and connect is not None:
         url = default_http_url(connect.reveal())
     if url is None:
-        if connect is not None and not config.catch_up and not is_redis(connect.reveal()):
+        # A process of a Synapse has a table with its HTTP, and none with the Redis.
+        over_redis = connect is not None and is_redis(connect.reveal())
+        known = bool(config.catch_up) or (over_redis and any(each.http is not None for each in config.writers.values()))
+        if connect is not None and not known:
             findings.append(_no_source(name, connect))
         yield findings, None, False
         return
@@ -270,7 +279,8 @@ def _no_source(name: str | None, connect: Url) -> Finding:
     """Return the finding for a writer whose HTTP cannot be guessed, while ``catch_up`` has no source either."""
     who = f"the writers at {connect}" if name is None else f"the writer {name!r}"
     what = f"no HTTP is known for {who}: the worker cannot fetch facts that it has missed"
-    return Finding(str(connect), what, f"give catch_up, or http in [writers.{name or 'NAME'}]")
+    given = "the URL of Synapse's database in catch_up" if is_redis(connect.reveal()) else "catch_up"
+    return Finding(str(connect), what, f"give {given}, or http in [writers.{name or 'NAME'}]")
 
 
 def _ask_writer(client: HttpClient, config: Config, name: str | None) -> tuple[Mapping[str, Any] | None, list[Finding]]:
@@ -281,7 +291,9 @@ def _ask_writer(client: HttpClient, config: Config, name: str | None) -> tuple[M
     try:
         status = fetch(client)
     except HttpError as error:
-        return None, _describe_http(client, error)
+        is_answer = not isinstance(error, UnavailableError) and error.status in {None, HTTPStatus.NOT_FOUND}
+        found = _ask_synapse(client) if is_answer else None
+        return None, _describe_http(client, error) if found is None else found
     findings = [*_check_clock(client), *_check_names(client.url, status)]
     if status["instance_name"] == config.instance_name:
         what = f"this writer has the instance name of this worker, {config.instance_name!r}"
@@ -290,6 +302,22 @@ def _ask_writer(client: HttpClient, config: Config, name: str | None) -> tuple[M
         what = f"the process at {client.url} is {status['instance_name']!r}, and sends no facts of {name!r}"
         findings.append(Finding(f"writers.{name}", what, f"give the address of {name}, or of a relay that follows it"))
     return status, findings
+
+
+def _ask_synapse(client: HttpClient) -> list[Finding] | None:
+    """Return findings about a process of a Synapse, which has none of the paths of a status; None if it is not one."""
+    path = f"/_synapse/replication/get_repl_stream_updates/events/{secrets.token_hex(5)}?from_token=0&upto_token=0"
+    try:
+        client.call("GET", path, form=_Updates)
+    except HttpError as error:
+        if error.fields.get("errcode") is None:
+            return None
+        if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a Synapse's answer to a wrong secret
+            what = f"{client.url} answers 500: it is a Synapse's; an error there, or a missing or wrong secret"
+            return [Finding(client.url, what, "name the file with its worker_replication_secret in secret_file")]
+        cure = "give the URL of a listener of that process with the resource replication"
+        return [Finding(client.url, str(error), cure)]
+    return []
 
 
 def _check_clock(client: HttpClient) -> Iterator[Finding]:

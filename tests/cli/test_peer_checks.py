@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from replication import config
 from replication.cli import peer_checks, tls_checks
 from replication.cli.main import main
-from replication.cli.peer_checks import check_process, check_wire
+from replication.cli.peer_checks import check_process, check_wire, check_writers
 from replication.urls import Url
 from replication.web.blocking_client import HttpClient
 from tests.answering import answering
@@ -486,6 +487,58 @@ def test_a_writer_without_a_source_of_missed_facts_is_found(
         (tmp_path / "x.toml").write_text(text + "\n")
         main(["doctor", "--config", "x.toml", "--min-free", "1"])
         assert capsys.readouterr().out.splitlines() == found
+
+
+def writers_of(folder: Path, *lines: str) -> list[str]:
+    (folder / "worker.toml").write_text("\n".join(lines))
+    return [str(each) for each in check_writers(config.load("worker", str(folder / "worker.toml")), None)]
+
+
+def test_a_redis_without_a_source_of_missed_facts_is_found(tmp_path: Path) -> None:
+    """The worker then stops at 0: a Redis keeps no fact."""
+    place = "redis://127.0.0.1:1"
+    (found,) = writers_of(tmp_path, f'connect = "{place}"')
+    assert found == (
+        f"{place}: no HTTP is known for the writers at {place}: the worker cannot fetch facts that it has missed; "
+        "cure: give the URL of Synapse's database in catch_up, or http in [writers.NAME]"
+    )
+    assert writers_of(tmp_path, f'connect = "{place}"', f'catch_up = "{tmp_path}"') == []
+    with answering(lambda *_: (200, b'{"upto_token": 0, "updates": [], "limited": false}')) as url:
+        assert writers_of(tmp_path, f'connect = "{place}"', f'[writers.typist]\nhttp = "{url}"') == []
+
+
+SYNAPSE = "/_synapse/replication/get_repl_stream_updates/events/"
+
+
+def test_the_http_of_a_process_of_a_synapse_is_no_finding(tmp_path: Path) -> None:
+    """It was "answers without JSON; is that a replication daemon?", and the page about Synapse demands that URL."""
+
+    def answer(path: str, secret: str | None) -> tuple[int, bytes]:
+        if path == "/health":
+            return 200, b"OK"
+        if not path.startswith(SYNAPSE):
+            return 404, b"<html>No Such Resource</html>"
+        if secret != "Bearer xyz":
+            return 500, b'{"errcode": "M_UNKNOWN", "error": "Internal server error"}'
+        return 200, b'{"upto_token": 0, "updates": [], "limited": false}'
+
+    (tmp_path / "secret").write_text("xyz")
+    lines = 'connect = "redis://127.0.0.1:1"', f'catch_up = "{tmp_path}"'
+    with answering(answer) as url:
+        writers = f'[writers.persister1]\nhttp = "{url}"'
+        assert writers_of(tmp_path, *lines, f'secret_file = "{tmp_path}/secret"', writers) == []
+        (found,) = writers_of(tmp_path, *lines, writers)
+    assert found == (
+        f"{url}: {url} answers 500: it is a Synapse's; an error there, or a missing or wrong secret; "
+        "cure: name the file with its worker_replication_secret in secret_file"
+    )
+
+
+def test_the_http_of_a_synapse_without_the_resource_replication_is_found(tmp_path: Path) -> None:
+    lines = 'connect = "redis://127.0.0.1:1"', f'catch_up = "{tmp_path}"'
+    with answering(lambda *_: (404, b'{"errcode": "M_UNRECOGNIZED", "error": "Unrecognized request"}')) as url:
+        (found,) = writers_of(tmp_path, *lines, f'[writers.persister1]\nhttp = "{url}"')
+    assert found.endswith("cure: give the URL of a listener of that process with the resource replication")
 
 
 SHARED = """
