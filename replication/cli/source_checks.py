@@ -98,19 +98,24 @@ def _check_redis(url: Url, config: Config) -> Iterator[Finding]:
     password = unquote(parts.password or "") or config.redis_password or ""
     place = RedisPlace(cast("Any", None), unquote(parts.username or ""), password)
     with closing(_connect(url, config)) as client:
-        counted = None
+        counted = refused = None
         count, subscribe = encode(b"PUBSUB", b"NUMSUB", channel.encode()), encode(b"SUBSCRIBE", channel.encode())
         for command in (*place.login(), count, subscribe):
             answer = _ask(client, command)
             if isinstance(answer, list) and answer[0] == channel.encode():
                 counted = answer[1]
-            elif (
-                isinstance(answer, Exception) and b"NUMSUB" not in command
-            ):  # the count needs a right that a worker lacks
-                text = place.hide_in(str(answer))
+            elif isinstance(answer, Exception):
+                text = place.hide_in(str(answer))[:200]
+                if command is count:  # a right that a worker does not need
+                    refused = text
+                    continue
                 cure = cure_of(text, channel) or "correct connect or redis_password_file"
-                yield Finding(str(url), f"Redis answers {text[:200]!r}", cure)
+                yield Finding(str(url), f"Redis answers {text!r}", cure)
                 return
+        if refused is not None:
+            what = f"it could not be checked whether a process subscribes to the channel {channel!r}: Redis answers "
+            cure = f"ACL SETUSER {place.user or 'default'} '+pubsub|numsub', which only this command needs"
+            yield Finding(str(url), f"{what}{refused!r}", cure)
         if counted == 0:
             what = f"no process subscribes to the channel {channel!r}; each worker of a Synapse does"
             yield Finding(str(url), what, "set server_name to that of the homeserver, and start its workers")

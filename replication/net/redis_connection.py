@@ -37,7 +37,9 @@ _MANY_RESP3: Final = re.compile(rb"\n[~%>|][0-9]{6,10}\r")
 _HEAD: Final = 16  # bytes; hiredis refuses a number with more digits, or with zeros before it
 _FORM: Final = "write redis://[user:password@]host:port/db, rediss://… or redis+unix:///path; percent-encode a password"
 DEFAULT_PORT: Final = 6379
-_PERMISSIONS: Final = "ACL SETUSER NAME on '>PASSWORD' resetchannels '&{channel}' -@all +subscribe +publish +ping"
+_PERMISSIONS: Final = (
+    "ACL SETUSER NAME on '>PASSWORD' resetchannels '&{channel}' -@all +subscribe +publish +ping '+pubsub|numsub'"
+)
 _CURES: Final = {
     "WRONGPASS": "check the user and the password in connect, or the file redis_password_file",
     "invalid password": "check the password in connect, or the file redis_password_file",

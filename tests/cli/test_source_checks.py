@@ -60,7 +60,14 @@ def test_a_wrong_password_and_a_missing_right_are_found(tmp_path: Path, redis: R
         assert "NOPERM" in found
         assert "ACL SETUSER NAME on '>PASSWORD' resetchannels '&example.com' -@all +subscribe" in found
         redis.call("ACL", "SETUSER", "reader", "+subscribe", "+publish", "&example.com")
-        assert redis_findings(tmp_path, *lines) == []  # NUMSUB needs another right, which it does not ask for
+        (found,) = redis_findings(tmp_path, *lines)
+        assert "it could not be checked whether a process subscribes to the channel 'example.com': Redis ans" in found
+        assert found.endswith("; cure: ACL SETUSER reader '+pubsub|numsub', which only this command needs")
+        redis.call("ACL", "SETUSER", "reader", "+pubsub|numsub")
+        redis.call("ACL", "LOG", "RESET")
+        (found,) = redis_findings(tmp_path, *lines)
+        assert "no process subscribes to the channel 'example.com'" in found
+        assert redis.call("ACL", "LOG") == []
     finally:
         redis.call("ACL", "DELUSER", "reader")
 
