@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 # For PostgreSQL: two processes that create tables at once would fail, even with IF NOT EXISTS.
 LOCK: Final = "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"
 
+LIKE_A_SYNAPSE: Final = "; it looks like a Synapse's, which is only read, with definitions"
+_HAS_POSITIONS_ONLY: Final = (  # of PostgreSQL
+    "SELECT to_regclass('replication_schema') IS NULL AND to_regclass('stream_positions') IS NOT NULL"
+)
+
 
 def upgrade(
     run: Callable[[str], list[tuple[Any, ...]]],
@@ -63,3 +68,9 @@ def check_version(version: int, known: int, on_demand: int = 0) -> None:
     if version < known - on_demand:
         what = f"its tables have version {version}, not {known}: let this version's daemon open it once"
         raise SchemaError(what, version=version)
+
+
+def hint_at_synapse(ask: Callable[[str], list[tuple[Any, ...]]]) -> str:
+    """Return the end of an error about a PostgreSQL database without our tables; empty if it is unlike a Synapse's."""
+    ((is_like_it,),) = ask(_HAS_POSITIONS_ONLY)
+    return LIKE_A_SYNAPSE if is_like_it else ""

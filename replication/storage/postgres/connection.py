@@ -14,7 +14,7 @@ from replication.errors import CommitsLostError, SchemaError, StoreError
 from replication.storage.connection import POSITIONS, SqlConnection
 from replication.storage.contract import Batch, moved, refuse_another_writer
 from replication.storage.generic import newest_of
-from replication.storage.migrations import LOCK, check_version, installed, upgrade
+from replication.storage.migrations import LOCK, check_version, hint_at_synapse, installed, upgrade
 from replication.storage.names import quoted
 from replication.storage.postgres.generic import GenericTable, Table
 from replication.storage.postgres.holder import DELETE_MARKS, MARKS
@@ -169,7 +169,8 @@ class PostgresConnection(SqlConnection[PostgresSession]):
                 self._set_up()
             except StoreError as error:
                 if isinstance(error.__cause__, _NOT_OURS):
-                    raise SchemaError(f"its tables are not ours: {error.__cause__.diag.message_primary}") from error
+                    why = f"{error.__cause__.diag.message_primary}{hint_at_synapse(self.session.ask)}"
+                    raise SchemaError(f"its tables are not ours: {why}") from error
                 raise
         ((fsync,),) = self.session.ask(FSYNC)
         name = self.session.name
