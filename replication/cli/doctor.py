@@ -29,7 +29,7 @@ from replication.cli.own_checks import (
 )
 from replication.cli.parser import Parser
 from replication.cli.peer_checks import check_process, check_wire, check_writers, open_client
-from replication.cli.source_checks import check_redis, check_sources
+from replication.cli.source_checks import check_followed, check_redis, check_sources
 from replication.errors import ConfigError
 from replication.urls import Url
 from replication.web.address import DEFAULT_URL, read_secret
@@ -101,6 +101,7 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
             *check_access(configured),
             *check_sockets(sockets, insecure=configured.insecure),
             *check_app(configured.app),
+            *check_followed(configured),
             *together(  # those that may wait for an answer
                 (
                     partial(check_database, configured, found.min_free * 2**20),

@@ -11,11 +11,12 @@ from urllib.parse import unquote, urlsplit
 
 from replication.cli.findings import Finding, together
 from replication.cli.tls_checks import limit_wait
-from replication.errors import ConfigError, SchemaError, StoreError
+from replication.errors import ConfigError, SchemaError, StoreError, did_you_mean
 from replication.follower.catch_up import DATABASES
 from replication.net.endpoints import is_redis
 from replication.storage import path_of
 from replication.storage.blocking import use_store
+from replication.storage.migrations import LIKE_A_SYNAPSE
 from replication.web.blocking_client import tls_context
 
 if TYPE_CHECKING:
@@ -42,13 +43,40 @@ def _check_source(config: Config, url: Url) -> Iterator[Finding]:
         dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
         mapped = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
         followed = [each for each in mapped if not config.stream or each.name in config.stream]
-        refused = use_store(url, lambda store: declare_all(store, followed), read_only=True, foreign=bool(mapped))
+        of_synapse = any(each.position_name is not None for each in mapped) and _has_redis(config)
+
+        async def read(store: IStreamStore) -> tuple[list[tuple[str, str]], set[str]]:
+            stored = await store.stored_positions() if of_synapse else {}
+            return await declare_all(store, followed), {name for writers in stored.values() for name in writers}
+
+        refused, names = use_store(url, read, read_only=True, foreign=bool(mapped))
     except (StoreError, ConfigError) as error:
         yield Finding(str(url), str(error), database_cure(error))
         return
+    if config.instance_name in names:
+        what = f"{config.instance_name!r} is a process of the Synapse of {url}, which publishes under this name"
+        yield Finding("instance_name", what, "give this process a name of its own")
     for name, why in refused:
         cure = "GRANT SELECT to the user of the URL, or correct the definition of the stream"
         yield Finding(f"stream {name}", f"it cannot be read in {url}: {why}", cure)
+
+
+def check_followed(config: Config) -> Iterator[Finding]:
+    """Find streams that are followed over Redis, and that no definition has: a name is wrong, or a Synapse is newer."""
+    wires = [*config.connect, *(each.connect for each in config.writers.values() if each.connect is not None)]
+    if config.role == "master" or not config.streams or not all(is_redis(each.reveal()) for each in wires):
+        return
+    known = [each.name for each in config.streams]
+    over_http = any(each.http is not None for each in config.writers.values())
+    for name in config.stream:
+        near = did_you_mean(name, known)
+        if name not in known and (near or not over_http):
+            cure = near or ", or give http in [writers.NAME], which has its missed facts"
+            yield Finding(f"stream {name}", "no definition has this stream", f"correct stream{cure}")
+
+
+def _has_redis(config: Config) -> bool:
+    return any(is_redis(each.reveal()) for each in config.connect)
 
 
 async def declare_all(store: IStreamStore, streams: Sequence[StreamDefinition]) -> list[tuple[str, str]]:
@@ -66,6 +94,8 @@ def database_cure(error: StoreError | ConfigError) -> str:
     """Return the cure for a database that cannot be opened; the error for a missing extra names the command."""
     if isinstance(error.__cause__, ImportError):
         return "install it"
+    if LIKE_A_SYNAPSE in str(error):
+        return 'give definitions = ["replication.synapse.since_1_159"], or correct the URL'
     return "correct the URL, start the database, or let this user read it"
 
 

@@ -15,7 +15,7 @@ import pytest
 from replication import config
 from replication.cli import source_checks
 from replication.cli.main import main
-from replication.cli.source_checks import check_redis, check_sources
+from replication.cli.source_checks import check_followed, check_redis, check_sources
 from tests.certificates import Authority
 
 if TYPE_CHECKING:
@@ -123,6 +123,22 @@ def test_what_is_no_redis_is_found(tmp_path: Path) -> None:
     assert "No such file" in found
 
 
+def test_a_stream_that_no_definition_of_a_synapse_has_is_found(tmp_path: Path) -> None:
+    """The start with a function for the right name was refused, and the doctor had found nothing."""
+    place, definitions = "redis://127.0.0.1:1", 'definitions = ["replication.synapse.since_1_159"]'
+
+    def undefined(*lines: str) -> list[str]:
+        return [str(each) for each in check_followed(load(tmp_path, f'connect = "{place}"', *lines))]
+
+    (found,) = undefined('stream = ["evnts", "typing"]', definitions)
+    assert found == "stream evnts: no definition has this stream; cure: correct stream; did you mean events?"
+    (found,) = undefined('stream = ["novelties"]', definitions)
+    assert found.endswith("; cure: correct stream, or give http in [writers.NAME], which has its missed facts")
+    http = '[writers.master]\nhttp = "http://127.0.0.1:1"'
+    assert undefined('stream = ["novelties"]', definitions, http) == []
+    assert undefined('stream = ["evnts"]') == []
+
+
 def sources(folder: Path, url: str, *lines: str) -> list[str]:
     return [str(each) for each in check_sources(load(folder, f'catch_up = ["{url}"]', *lines, STREAM))]
 
@@ -182,3 +198,37 @@ def test_a_missing_right_in_postgresql_is_found(tmp_path: Path, postgres: Postgr
         finally:
             with psycopg.connect(postgres.url(name), autocommit=True) as admin:
                 admin.execute("DROP OWNED BY reader; DROP ROLE reader")
+
+
+POSITIONS = "CREATE TABLE stream_positions (stream_name text, instance_name text, stream_id bigint)"
+
+
+def test_the_instance_name_of_a_process_of_the_synapse_is_found(tmp_path: Path, postgres: PostgresServer) -> None:
+    """The link would stop: another process publishes under the name of this process."""
+    lines = 'connect = "redis://127.0.0.1:1"', 'definitions = ["replication.synapse.since_1_159"]'
+    with postgres.database() as name:
+        postgres.sql(f"{POSITIONS}; INSERT INTO stream_positions VALUES ('events', 'persister1', 7)", database=name)
+
+        def names(instance: str) -> list[str]:
+            found = load(tmp_path, f'catch_up = "{postgres.url(name)}"', f'instance_name = "{instance}"', *lines)
+            return [str(each) for each in check_sources(found) if each.where == "instance_name"]
+
+        (found,) = names("persister1")
+        assert found.startswith("instance_name: 'persister1' is a process of the Synapse of postgresql://")
+        assert found.endswith("; cure: give this process a name of its own")
+        assert names("replication1") == []
+
+
+def test_a_synapse_without_definitions_is_found_with_its_cure(tmp_path: Path, postgres: PostgresServer) -> None:
+    with postgres.database() as name:
+
+        def found() -> str:
+            (only,) = check_sources(load(tmp_path, f'catch_up = "{postgres.url(name)}"'))
+            return str(only)
+
+        assert found().endswith("; cure: correct the URL, start the database, or let this user read it")
+        postgres.sql(POSITIONS, database=name)
+        why, _, cure = found().partition("; cure: ")
+        relation = 'relation "replication_schema" does not exist'
+        assert why.endswith(f"{relation}; it looks like a Synapse's, which is only read, with definitions")
+        assert cure == 'give definitions = ["replication.synapse.since_1_159"], or correct the URL'
