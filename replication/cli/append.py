@@ -190,6 +190,7 @@ class Appender:
     template: bytes
     _count: int = 0
     _so_far: str = "nothing is acknowledged"
+    _posts: int = 0  # that the client had sent before the lines without an ID
 
     def run(self, batches: Iterable[Batch], advance: Callable[[int, int], None]) -> None:
         """Append all batches and print their IDs; AppendError states the reason and what was appended.
@@ -233,10 +234,12 @@ class Appender:
         return AppendError(f"{error}; {patience}; {self._so_far}{self._not_acknowledged(first)}")
 
     def _not_acknowledged(self, first: int | None) -> str:
-        """Return what was sent, and has no ID: ``first`` is its first line, 0 for ROW."""
+        """Return what has no ID, and whether it was sent: ``first`` is its first line, 0 for ROW."""
         if first is None:
             return ""
         what = f"{_place(first)} and what follows were" if first else "ROW was"
+        if self.client.posts == self._posts:
+            return f"; {what} neither sent nor appended"
         return f"; it is not known whether {what} appended"
 
     def _append(self, batch: Batch) -> Sequence[int]:
@@ -248,6 +251,7 @@ class Appender:
         body = b"\n".join([self.template % line for line in batch.lines])
         path = f"/v1/streams/{quote(self.stream, safe='')}/facts"
         headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": uuid.uuid4().hex}
+        self._posts = self.client.posts
         try:
             ids: list[int] = self.client.call("POST", path, body, headers, form=_Appended)["ids"]
         except UnavailableError as error:

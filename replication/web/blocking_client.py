@@ -109,6 +109,7 @@ class HttpClient:
     clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
     sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
 
+    posts: int = attrs.field(init=False, default=0)  # requests that were sent, or begun
     server_time: float | None = attrs.field(init=False, default=None)  # of the last answer, in seconds
 
     def __attrs_post_init__(self) -> None:
@@ -202,6 +203,7 @@ class HttpClient:
             if connection.sock is None:
                 connection.connect()
             connection.sock.settimeout(self.timeout)
+            self.posts += method == "POST"
             connection.request(method, self._prefix + path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
             self.server_time = _read_date(response.getheader("Date"))
@@ -226,6 +228,7 @@ class HttpClient:
         try:
             connection.connect()
             connection.sock.settimeout(self.timeout)
+            self.posts += 1
             connection.putrequest("POST", self._prefix + path, skip_accept_encoding=True)
             for name, text in {**self._headers, **headers}.items():
                 connection.putheader(name, text)

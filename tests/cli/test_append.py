@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class FakeApi(HttpClient):
         assert headers["Content-Type"] == "application/x-ndjson"
         key = headers["Idempotency-Key"]
         self.calls.append((path, body, key))
+        self.posts += 1
         failure = self.failures.pop(0) if self.failures else None
         if key not in self.known and (failure is None or failure is AWAY):  # only the answer was lost
             lines = body.split(b"\n")
@@ -156,6 +158,14 @@ def test_giving_up_states_what_was_acknowledged(capsys: pytest.CaptureFixture[st
     with pytest.raises(AppendError) as caught:
         run(FakeApi(*[AWAY] * 100, patience=10), batch(b"1", first=0))
     assert str(caught.value).endswith("; nothing is acknowledged; it is not known whether ROW was appended")
+
+
+def test_giving_up_states_that_nothing_was_appended_if_no_request_was_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with closing(HttpClient(url)) as client, pytest.raises(AppendError) as caught:
+        run(client, batch(b"1", first=0))
+    assert str(caught.value).endswith("; nothing is acknowledged; ROW was neither sent nor appended")
 
 
 @pytest.mark.parametrize(("terminal", "lines"), [(False, 2), (True, 3)])
@@ -385,6 +395,16 @@ def test_giving_up_names_the_first_line_without_an_answer() -> None:
         "; gave up after 0 s (--retry); nothing is acknowledged; "
         "it is not known whether line 2 and what follows were appended"
     )
+
+
+def test_giving_up_names_the_first_line_that_was_never_sent() -> None:
+    with LineServer() as server:
+        client = HttpClient(server.url)
+        appender = append.LineAppender(client, "orders", b"[%b]")
+        assert appender.is_offered()
+    with closing(client), pytest.raises(AppendError) as caught:
+        appender.run([batch(b"1", b"2")], lambda *_: None)
+    assert str(caught.value).endswith("; line 1 and what follows were neither sent nor appended")
 
 
 def test_the_number_of_a_line_that_was_not_sent_stays_as_it_is() -> None:
