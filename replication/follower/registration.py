@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from replication.streams.facts import Fact
     from replication.streams.skips import FailedFact
     from replication.wire.grammar import InstanceName, StreamName, Token
+
+ADD_STREAM: Final = "add it to streams, or to a daemon's key stream (option --stream)"
 
 ApplyFunction = TypeVar("ApplyFunction", bound="Callable[[list[Fact], ApplyTransaction], object]")
 ResetFunction = TypeVar("ResetFunction", bound="Callable[[InstanceName, Token, ApplyTransaction], object]")
@@ -47,7 +49,7 @@ class StreamFunctions:
     def add(self, stream: StreamName, function: Callable[..., object], *, linear: bool) -> None:
         """Add the function that applies a stream's facts; ConfigError if that cannot be."""
         if self._names is not None and stream not in self._names:
-            raise ConfigError(f"on({stream!r}): it is not among the streams to follow; add it to streams")
+            raise ConfigError(f"on({stream!r}): it is not among the streams to follow; {ADD_STREAM}")
         if self.apply.setdefault(stream, function) is not function:
             raise ConfigError(f"stream {stream!r} has a function already")
         if linear and stream in self._described and self._described[stream].known_by_token:

@@ -16,7 +16,7 @@ from replication.follower.audit import DEFAULT_INTERVAL
 from replication.follower.cache_invalidation import CacheInvalidation
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.links import endpoints_of, expected_writers
-from replication.follower.registration import RegistersFunctions
+from replication.follower.registration import ADD_STREAM, RegistersFunctions
 from replication.follower.relay import make_relay
 from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
@@ -248,7 +248,7 @@ class Worker(RegistersFunctions):
         if self._lifetime.ended:
             return fail(_stopping_error(self.instance_name))
         if not self._followed.wants(name):
-            raise ConfigError(f"wait_for({name!r}): it is not among the streams to follow; add it to streams")
+            raise ConfigError(f"wait_for({name!r}): it is not among the streams to follow; {ADD_STREAM}")
         return self._waiters.add(
             name,
             instance,

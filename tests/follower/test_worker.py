@@ -88,8 +88,8 @@ class RegistrationTests(WorkerCase):
         self.worker = self.make_worker(streams=["stock"])
         with self.assertRaises(ConfigError) as caught:
             self.apply()
-        why = "on('orders'): it is not among the streams to follow; add it to streams"
-        self.assertEqual(str(caught.exception), why)
+        why = "on('orders'): it is not among the streams to follow; add it to streams, or to a daemon's key stream "
+        self.assertEqual(str(caught.exception), f"{why}(option --stream)")
 
     def test_a_wait_for_a_stream_that_is_not_followed_fails_at_once(self) -> None:
         worker = self.make_worker(streams=["stock"])
