@@ -56,6 +56,11 @@ POLL_INTERVAL: Final = 1.0  # seconds between two checks of the output and of th
 POLLS: Final = 2  # checks after which a writer has sent SERVER and its first POSITIONs
 DEFAULT_ENDPOINT: Final = str(DEFAULT_CONNECT[0])
 _HTTP: Final = "unknown command: 'HTTP/"  # the fault in the first line of a web server
+_REDIS: Final = "unknown command: '-"  # and of a Redis, whose errors begin with a minus
+_NO_REDIS: Final = (
+    "tail follows no Redis: start a worker that follows it and has listen=tcp:HOST:PORT, and tail that worker "
+    "(docs/how-to/relay.md)"
+)
 
 
 class TailError(ReplicationError):
@@ -97,10 +102,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     found = parser.parse_args(arguments)
     if is_redis(found.endpoint):
-        parser.error(
-            "it follows no Redis: start a worker that follows it and has listen=tcp:HOST:PORT, and tail that worker "
-            "(docs/how-to/relay.md)"
-        )
+        parser.error(_NO_REDIS)
     certificate = parser.certificate_of(found)
     from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
 
@@ -259,6 +261,8 @@ class Tail:
     def _faulted(self, fault: Fault) -> None:
         if _HTTP in fault.text and not self._greeted:
             self._end(TailError(f"{self.endpoint} is an HTTP port; the wire is usually the port before it"))
+        elif _REDIS in fault.text and not self._greeted:
+            self._end(TailError(f"{self.endpoint} looks like a Redis: {_NO_REDIS}"))
 
     # ---- what the followers do
 
@@ -337,7 +341,8 @@ class Tail:
     def _log(self, event: LogEvent) -> None:
         """Print warnings of the connection: followers have their own reports, and Twisted logs at a lower level."""
         text = formatEvent(event)
-        is_reported = isinstance(event.get("log_source"), StreamFollower) or (_HTTP in text and not self._greeted)
+        is_other = not self._greeted and (_HTTP in text or _REDIS in text)  # which has ended it
+        is_reported = isinstance(event.get("log_source"), StreamFollower) or is_other
         if event.get("log_level", LogLevel.debug) >= LogLevel.warn and not is_reported:
             self._report(text, self._link)
 

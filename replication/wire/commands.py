@@ -324,6 +324,8 @@ def parse_line(line: str, words: Mapping[str, type[Command]] = COMMANDS) -> Comm
             hint = "; this is not an HTTP port"
         elif word.startswith("HTTP/"):
             hint = "; this is an HTTP server: connect to the writer's --listen port, not to its --http port"
+        elif word.startswith("-"):
+            hint = "; this looks like a Redis: a worker follows it with connect = redis://HOST:PORT"
         raise RemoteProtocolError(f"unknown command: {word[:40]!r}{hint}", kind="unknown command")
     return command.parse(rest)
 

@@ -43,7 +43,7 @@ def test_a_redis_is_refused_with_the_cure_and_without_its_password(capsys: pytes
         tail.main(["redis://us:secret@127.0.0.1:6379"])
     shown = capsys.readouterr().err
     assert (ended.value.code, "secret" in shown) == (2, False)
-    assert "replication tail: it follows no Redis: start a worker that follows it" in shown
+    assert "replication tail: tail follows no Redis: start a worker that follows it" in shown
 
 
 def refuse(client: Any) -> None:
@@ -365,6 +365,15 @@ class TailTests(SynchronousTestCase):
         self.assertEqual(self.reactor.stops, 1)
         assert made._error is not None
         self.assertIn("tcp:127.0.0.1:9092 is an HTTP port", str(made._error))
+
+    def test_a_redis_ends_it_with_a_clear_message(self) -> None:
+        """It answers each line with an error, and the tail connected again for ever."""
+        made = self.tail()
+        self.dial().dataReceived(b"-NOAUTH Authentication required.\r\n")
+        self.assertEqual(self.reactor.stops, 1)
+        why = "tcp:127.0.0.1:9092 looks like a Redis: tail follows no Redis: start a worker that follows it"
+        self.assertIn(why, str(made._error))
+        self.assertEqual(self.stderr.getvalue(), "")
 
     def test_a_silent_peer_is_sent_blank_lines_because_a_web_server_waits_for_the_end_of_a_request(self) -> None:
         self.tail()

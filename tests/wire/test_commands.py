@@ -101,6 +101,10 @@ def test_an_applications_command_must_have_parse_and_encode() -> None:
                 "connect to the writer's --listen port, not to its --http port"
             ),
         ),
+        (
+            "-ERR unknown command 'NAME'\r",
+            "unknown command: '-ERR'; this looks like a Redis: a worker follows it with connect = redis://HOST:PORT",
+        ),
     ],
 )
 def test_the_error_for_an_unknown_command_has_its_name_and_a_cure(line: str, error: str) -> None:
