@@ -12,5 +12,5 @@ def register(worker: Worker) -> None:
         for fact in facts:
             for _, state in fact.rows:
                 await txn.execute(
-                    "INSERT INTO counts VALUES (?, 1) ON CONFLICT (state) DO UPDATE SET n = n + 1", [state]
+                    "INSERT INTO counts VALUES (?, 1) ON CONFLICT (state) DO UPDATE SET n = counts.n + 1", [state]
                 )

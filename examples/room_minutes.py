@@ -13,7 +13,8 @@ CREATE = """
     CREATE TABLE IF NOT EXISTS room_minutes (room TEXT, minute TEXT, events INTEGER, PRIMARY KEY (room, minute))
 """
 ADD = """
-    INSERT INTO room_minutes VALUES (?, ?, ?) ON CONFLICT (room, minute) DO UPDATE SET events = events + excluded.events
+    INSERT INTO room_minutes VALUES (?, ?, ?)
+    ON CONFLICT (room, minute) DO UPDATE SET events = room_minutes.events + excluded.events
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tomllib
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,11 @@ def test_a_program_on_a_page_is_the_file_in_examples() -> None:
 def test_every_file_in_examples_is_on_a_page() -> None:
     shown = {block.file for _, block in all_blocks()}
     assert {each.name for each in EXAMPLES.iterdir() if each.is_file()} - shown == set()
+
+
+def test_an_upsert_names_the_table_because_postgresql_refuses_the_bare_column_as_ambiguous() -> None:
+    for page, block in all_blocks():
+        assert re.search(r"DO\s+UPDATE\s+SET\s+(\w+)\s*=\s*\1\b", block.body) is None, f"{page}: {block.body[:100]!r}"
 
 
 READ: dict[str, Callable[[str], object]] = {"python": ast.parse, "toml": tomllib.loads, "json": json.loads}
