@@ -294,6 +294,15 @@ class RelayedCursor(Cursor):
             self._relay.confirmed(self._key, self.position)
 
 
+def make_cursor(
+    relay: Relay | None, stream: StreamName, writer: InstanceName, position: Token, *, checks_history: bool
+) -> Cursor:
+    """Return the cursor of a writer; it reports to the relay, if there is one."""
+    if relay is None:
+        return Cursor(position, checks_history=checks_history)
+    return RelayedCursor(relay, stream, writer, position, checks_history=checks_history)
+
+
 @attrs.define(eq=False, repr=False)
 class RelayServer:
     """The followers of a relay that writes no stream: their connections, and their users that sync."""

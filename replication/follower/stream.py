@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.logger import Logger, LogLevel
+from twisted.logger import Logger
 
 from replication.deferreds import Lock
 from replication.errors import CatchUpError, ReplicationError, StoreError, StreamError
@@ -22,7 +22,7 @@ from replication.follower.application import Application, FailedFactFunction
 from replication.follower.database_waits import DatabaseWaits
 from replication.follower.failures import Again, FailingFacts
 from replication.follower.left_out import LeftOutRanges
-from replication.follower.relay import Relay, RelayedCursor
+from replication.follower.relay import Relay, make_cursor
 from replication.follower.transaction_size import TransactionSize
 from replication.logs import OF_APPLICATION
 from replication.session.backoff import Backoff
@@ -144,8 +144,7 @@ class StreamFollower:
     # The last error of each writer whose traceback was logged, until the stream has gone on.
     _traced: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
     _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)  # None: it begins
-    # None until they are read from the store.
-    _positions: dict[InstanceName, Token] | None = attrs.field(init=False, default=None)
+    _positions: dict[InstanceName, Token] | None = attrs.field(init=False, default=None)  # None until they are read
     _early: list[Callable[[], object]] | None = attrs.field(init=False, default=None)  # what arrives meanwhile
 
     def __attrs_post_init__(self) -> None:
@@ -200,10 +199,11 @@ class StreamFollower:
             if self.mode is FollowMode.POSITION_ONLY:
                 stored = self._begin(command)
                 self.checked[command.instance] = stored
-            cursor = self.cursors[command.instance] = self._make_cursor(command.instance, stored)
+            checks = self.histories is not None
+            cursor = make_cursor(self._relay, self.name, command.instance, stored, checks_history=checks)
+            self.cursors[command.instance] = cursor
             self._moved(self.name, command.instance, cursor.position)
-        prev = command.prev if command.prev >= FIRST_GAP else min(command.prev, Token(0))
-        new = command.new
+        prev, new = command.prev if command.prev >= FIRST_GAP else min(command.prev, Token(0)), command.new
         if new < cursor.published and not cursor.linked and not can_go_back:
             self.log.info(
                 "{stream}: {writer} sends position {new}, but is known to be at {known}, which is kept",
@@ -300,12 +300,6 @@ class StreamFollower:
         await self._store.declare(StreamDefinition(self.name))
         await self._store.claim_tables([self.name], self._instance_name, copy=True)
         return dict(await self._store.positions(self.name))
-
-    def _make_cursor(self, writer: InstanceName, position: Token) -> Cursor:
-        checks = self.histories is not None
-        if self._relay is None:
-            return Cursor(position, checks_history=checks)
-        return RelayedCursor(self._relay, self.name, writer, position, checks_history=checks)
 
     def _process_later(self, process: Callable[[], object]) -> None:
         if self._early is not None:
@@ -443,24 +437,26 @@ class StreamFollower:
         if self.histories is not None:
             self.histories.applied(writer, step)
         if isinstance(step, Reset):
-            self.resets += 1
-            if self._function is not None:
-                with suppress(StoreError):  # the numbers are only shown
-                    await self.application.failing.count(self._store, self._instance_name)
-            self.log.emit(
-                LogLevel.info if self._in_memory else LogLevel.error,
-                "{writer} went back from {after} to {to} on {stream}: {why} Following from there",
-                why="it has it in memory." if self._in_memory else "was its database restored?",
-                writer=writer,
-                after=step.after,
-                to=step.to,
-                stream=self.name,
-            )
+            await self._note_reset(writer, step)
         else:
             self.applied_rows += count_rows(step.facts)
             if step.upto == step.after:
                 self.late[writer] += len(step.facts)
         self._moved(self.name, writer, self.cursors[writer].position)
+
+    async def _note_reset(self, writer: InstanceName, step: Reset) -> None:
+        self.resets += 1
+        if self._function is not None:
+            with suppress(StoreError):  # the numbers are only shown
+                await self.application.failing.count(self._store, self._instance_name)
+        if not self._in_memory:  # there it means that the writer was started again
+            self.log.error(
+                "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there",
+                writer=writer,
+                after=step.after,
+                to=step.to,
+                stream=self.name,
+            )
 
     async def _new_facts(self, step: Apply) -> Sequence[Fact]:
         """Return the facts of a step that were not applied: those below the position, or of other writers, may be."""
