@@ -59,7 +59,7 @@ class GenericTableTests(HasDatabase, SynchronousTestCase):
 
     def test_two_writers_with_the_same_ids_are_no_writers_of_one_database(self) -> None:
         self.table.insert(self.session, [(OTHER, facts(2, 3))])
-        with self.assertRaisesRegex(StoreError, "Key .stream_id, ord.=.2, 0. already exists.; if two writers"):
+        with self.assertRaisesRegex(StoreError, "Key .stream_id, ord.=.2, 0. already exists.; after a restore"):
             self.table.insert(self.session, [(ME, facts(2, 3))])
             self.session.ask("SELECT 1", ())
 
