@@ -93,6 +93,11 @@ class FollowedLinks:
         """Return the writers of which the open connection of a link has sent a POSITION."""
         return [name for name, links in self._of_writers.items() if link in links]
 
+    def request_positions(self, writer: InstanceName) -> None:
+        """Have the open connections that have sent a POSITION of a writer send their positions again."""
+        for link in tuple(self._of_writers.get(writer, ())):
+            link.request_positions()
+
     # ---- what links receive
 
     def position_received(self, link: IWriterLink, writer: InstanceName) -> None:

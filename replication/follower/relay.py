@@ -19,7 +19,7 @@ from replication.net.broadcast import Broadcast
 from replication.presence.syncing import SyncingUsers
 from replication.presence.tracker import PresenceTracker
 from replication.session.connection import Fault, Role, may_send
-from replication.session.encoder import FIRST_GAP, EncodedLines, encode_gap, encode_position
+from replication.session.encoder import FIRST_GAP, EncodedLines, encode_gap, encode_position, encode_withdrawn
 from replication.streams.cursor import Apply, Check, Cursor, Reset
 from replication.wire.commands import (
     ApplicationCommand,
@@ -90,6 +90,7 @@ class Relay:
         init=False, factory=dict
     )  # the POSITION with which each other writer was found
     _confirmed: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # positions of those to be announced
+    _sources: dict[_Key, Hashable] = attrs.field(init=False, factory=dict)  # the link that was followed last
     _patient: bool = attrs.field(init=False, default=True)
     _left_out: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to this token facts may be left out
     _linked_again: set[Hashable] = attrs.field(init=False, factory=set)
@@ -114,8 +115,9 @@ class Relay:
 
     # ---- what cursors report
 
-    def linked(self, key: _Key, prev: Token, new: Token) -> None:
+    def linked(self, link: Hashable, key: _Key, prev: Token, new: Token) -> None:
         """Note the first POSITION of a writer on a connection."""
+        self._sources[key] = link
         self._confirmed.pop(key, None)
         if key not in self._published:
             self._found_at[key] = new
@@ -149,6 +151,16 @@ class Relay:
             self.broadcast.flush()  # the POSITIONs first
             for peer in self.broadcast:
                 peer.send(Ping(Ping.COMPLETE if complete else Ping.PARTIAL))
+
+    def withdrawn(self, link: Hashable, key: _Key) -> None:
+        """Announce a writer no more if ``link`` has sent its last POSITION: that process sends none of it any more."""
+        if self._sources.get(key) != link:
+            return
+        self._found_at.pop(key, None)
+        self._confirmed.pop(key, None)
+        if self._published.pop(key, None) is not None:
+            self.broadcast.publish(key[0], encode_withdrawn(*key))
+        self.announce()
 
     def end_patience(self) -> None:
         """Wait for no other writer any more."""
@@ -267,7 +279,7 @@ class RelayedCursor(Cursor):
         lost, links = not self.linked and self._links > 0, self._links
         super().position_received(link, prev, new)
         if self._links > links:
-            self._relay.linked(self._key, prev, new)
+            self._relay.linked(link, self._key, prev, new)
             if lost and not self._checks_history:
                 self._relay.linked_again(link)
         self._report()

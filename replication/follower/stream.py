@@ -173,9 +173,8 @@ class StreamFollower:
         try:
             stored = await self._read_positions()
             if self.known is not None:
-                begun = await self.known.open_audit(
-                    stored, audited=self.audited, resumes=self._confirm_audit is not None
-                )
+                resumes = self._confirm_audit is not None
+                begun = await self.known.open_audit(stored, audited=self.audited, resumes=resumes)
                 self.checked, self.audited = begun or {}, begun is not None
         except ReplicationError as error:
             self._early = None
@@ -205,13 +204,8 @@ class StreamFollower:
             self._moved(self.name, command.instance, cursor.position)
         prev, new = command.prev if command.prev >= FIRST_GAP else min(command.prev, Token(0)), command.new
         if new < cursor.published and not cursor.linked and not can_go_back:
-            self.log.info(
-                "{stream}: {writer} sends position {new}, but is known to be at {known}, which is kept",
-                stream=self.name,
-                writer=command.instance,
-                new=new,
-                known=cursor.published,
-            )
+            message = "{stream}: {writer} sends position {new}, but is known to be at {known}, which is kept"
+            self.log.info(message, stream=self.name, writer=command.instance, new=new, known=cursor.published)
             prev = new = cursor.published
         cursor.position_received(link, prev, new)
         self._drive(command.instance)
@@ -249,6 +243,14 @@ class StreamFollower:
         self._process_later(lambda: self.connection_lost(link))
         for cursor in self.cursors.values():
             cursor.link_lost(link)
+
+    def withdrawn(self, link: Hashable, writer: InstanceName) -> None:
+        """Follow a writer on a connection no more: that process does not send its position any more."""
+        self._process_later(lambda: self.withdrawn(link, writer))
+        if writer in self.cursors:
+            self.cursors[writer].link_lost(link)
+            if self._relay is not None:
+                self._relay.withdrawn(link, (self.name, writer))
 
     def resume(self) -> None:
         """Do what is to be done for each writer."""
@@ -407,9 +409,8 @@ class StreamFollower:
             await self._store.verify()
             raise
         if not await is_open():
-            raise CatchUpError(
-                "the connection was lost, so this history may be of a later start of the writer", behind=True
-            )
+            why = "the connection was lost, so this history may be of a later start of the writer"
+            raise CatchUpError(why, behind=True)
         async with self.lock:
             if cursor.position == step.after and cursor.compared(step, common):
                 await self.histories.store(writer, history)

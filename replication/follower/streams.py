@@ -21,6 +21,7 @@ from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
 from replication.follower.stream import FIRST_RETRY, LAST_RETRY, StreamFollower
 from replication.logs import TroubleLog
+from replication.net.endpoints import is_redis
 from replication.session.backoff import Backoff
 from replication.session.channel import LostRow
 from replication.session.connection import Fault, Received, Rows
@@ -211,7 +212,7 @@ class FollowedStreams:
             elif isinstance(command, LostRow):
                 self._followers[command.stream].row_lost(link, command.instance)
             elif isinstance(command, Ping):
-                _act_on_ping(self.links.pinged(link, command), self._followers, self.relay)
+                self._act_on_ping(link, self.links.pinged(link, command))
             elif link.peer is not None and not isinstance(command, Fault):
                 self._commands.receive(link.peer, command)
                 if self.relay is not None:
@@ -229,6 +230,8 @@ class FollowedStreams:
             follower.resume()
         if self.relay is not None:
             self.relay.announce()
+            if link.connections > 1 and not is_redis(link.endpoint):
+                Deferred.fromCoroutine(self._withdraw_unsent(link))
 
     def lost(self, link: IWriterLink) -> None:
         """Drop the incomplete facts of a lost connection; another one to the same writer is followed from now on."""
@@ -238,6 +241,34 @@ class FollowedStreams:
         self.links.lost(link)
 
     # ---- inside
+
+    def _act_on_ping(self, link: IWriterLink, words: list[str]) -> None:
+        match words:
+            case [Ping.HISTORY, stream, writer] if (follower := self.get(stream)) is not None:
+                for cursor in [each for name, each in follower.cursors.items() if name == writer]:
+                    cursor.compare_again()
+                    follower.resume()
+            case [Ping.WITHDRAWN, stream, writer] if (follower := self.get(stream)) is not None:
+                follower.withdrawn(link, InstanceName(writer))
+                self.links.request_positions(InstanceName(writer))  # another connection may be to the writer
+            case [Ping.COMPLETE] if self.relay is not None:
+                self.relay.announce()
+                Deferred.fromCoroutine(self._withdraw_unsent(link))
+            case [Ping.PARTIAL] | [_, Ping.PARTIAL, Ping.ECHO] if self.relay is not None:
+                self.relay.look_for_others()
+
+    async def _withdraw_unsent(self, link: IWriterLink) -> None:
+        """Let the relay withdraw each writer that was followed on a link before, if it has not sent its POSITION again.
+
+        A relay at the other end may not have found that writer yet.  Then this is called once more.
+        """
+        connection = link.connections
+        await self._lifetime.sleep(QUIET_PERIOD)
+        is_open = link.state == "following" and link.connections == connection and not self._lifetime.ended
+        if is_open and link.endpoint not in self.links.partial_relays():
+            for follower in self:
+                for writer in [name for name, cursor in follower.cursors.items() if not cursor.linked]:
+                    follower.withdrawn(link, writer)
 
     def _rows_received(self, link: IWriterLink, rows: Rows) -> None:
         follower = self._followers.get(rows.stream)
@@ -391,15 +422,3 @@ def follow_streams(
         relay=relay,
         expected=expected,
     )
-
-
-def _act_on_ping(words: list[str], followers: Mapping[StreamName, StreamFollower], relay: Relay | None) -> None:
-    match words:
-        case [Ping.HISTORY, stream, writer] if (follower := followers.get(StreamName(stream))) is not None:
-            for cursor in [each for name, each in follower.cursors.items() if name == writer]:
-                cursor.compare_again()
-                follower.resume()
-        case [Ping.COMPLETE] if relay is not None:
-            relay.announce()
-        case [Ping.PARTIAL] | [_, Ping.PARTIAL, Ping.ECHO] if relay is not None:
-            relay.look_for_others()

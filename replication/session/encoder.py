@@ -86,6 +86,11 @@ def encode_new_epoch(stream: StreamName, instance: InstanceName) -> EncodedLines
     return EncodedLines(encode_line(Ping(f"{Ping.HISTORY} {stream} {instance}")), 1)
 
 
+def encode_withdrawn(stream: StreamName, instance: InstanceName) -> EncodedLines:
+    """Return the PING by which followers of ``stream`` learn that the position of ``instance`` is sent no more."""
+    return EncodedLines(encode_line(Ping(f"{Ping.WITHDRAWN} {stream} {instance}")), 1)
+
+
 def encode_gap(stream: StreamName, instance: InstanceName, upto: Token) -> EncodedLines:
     """Return the POSITION with which every follower below ``upto`` fetches the facts up to there."""
     return encode_position(stream, instance, max(upto, FIRST_GAP), upto)

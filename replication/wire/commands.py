@@ -73,15 +73,16 @@ class Ping(_TextCommand):
 
     If the text of a server's PING ends with ``ECHO``, that server sends back each PING whose text begins with it.  To
     ``echo NUMBER STREAM INSTANCE`` it adds the name of that writer's newest epoch.  A server sends ``HISTORY STREAM
-    INSTANCE`` when that history has changed while its followers were connected.  The first PING of a relay has
-    ``PARTIAL`` if the relay has not found all writers yet; it sends ``COMPLETE`` when it has
-    (docs/protocol/connection.md B2).
+    INSTANCE`` when that history has changed while its followers were connected, and ``WITHDRAWN STREAM INSTANCE`` when
+    it does not send the position of that writer any more.  The first PING of a relay has ``PARTIAL`` if the relay has
+    not found all writers yet; it sends ``COMPLETE`` when it has (docs/protocol/connection.md B2).
     """
 
     WORD: ClassVar[str] = "PING"
     SENT_BY: ClassVar[Collection[str]] = ("master", "worker")
     ECHO: ClassVar[str] = "echo"
     HISTORY: ClassVar[str] = "history"
+    WITHDRAWN: ClassVar[str] = "withdrawn"
     PARTIAL: ClassVar[str] = "partial"
     COMPLETE: ClassVar[str] = "complete"
     text: str

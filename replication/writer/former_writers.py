@@ -22,7 +22,7 @@ from twisted.logger import Logger, LogLevel
 
 from replication.errors import PositionMovedError, StoreError
 from replication.logs import TroubleLog
-from replication.session.encoder import encode_new_epoch, encode_position
+from replication.session.encoder import encode_new_epoch, encode_position, encode_withdrawn
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.history import RAISED, Epoch, raise_epoch
 from replication.streams.interfaces import Write
@@ -143,7 +143,8 @@ class FormerWriters:
     async def refresh(self) -> None:
         """Read which former writers run now: stop or begin to publish their positions.
 
-        A follower that is connected to both processes would otherwise receive those positions out of order.
+        A follower that is connected to both processes would otherwise receive those positions out of order.  A relay
+        would keep sending the position of a writer that has come back, and take followers back to it.
         """
         for stream, absent in self._absent.items():
             await self._read(stream, absent)
@@ -166,7 +167,8 @@ class FormerWriters:
             if name != CACHES and writer.outgoing.publishes
         }
         may_end = any(claimed.keys() - self.of(stream).keys() for stream, claimed in self._claimed.items())
-        if not may_end and not self._unsent and not self._are_behind(reached):
+        news = may_end or self._unsent or self._are_behind(reached)
+        if not news and not await self._is_any_back():
             return
         await self._take_over([name for name, polls in self._missing.items() if polls >= ENDED_AFTER])
         await self.refresh()
@@ -184,6 +186,11 @@ class FormerWriters:
     def _are_behind(self, reached: Mapping[StreamName, Token]) -> bool:
         """Whether the position of any former writer is below the one that this process has reached."""
         return any(position < reached.get(name, 0) for name in self._positions for position in self.of(name).values())
+
+    async def _is_any_back(self) -> bool:
+        """Read whether any former writer is connected now."""
+        former = {each for positions in self._positions.values() for each in positions}
+        return bool(former) and any((await self._store.claimed_elsewhere(former)).values())
 
     async def _read(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
         """Read which of ``writers`` are former writers, and their positions.
@@ -207,6 +214,8 @@ class FormerWriters:
         former = {each: positions[each] for each in settled - (claimed.keys() & self._ran) if each in positions}
         if stream in self._positions:  # otherwise no line was sent yet
             self._unsent |= {(stream, each) for each in former.keys() - self.of(stream).keys()}
+            for each in self.of(stream).keys() - former.keys():
+                self._broadcast.publish(stream, encode_withdrawn(stream, each))
         self._positions[stream], self._claimed[stream] = former, claimed
 
     def _find_missing(self, reached: Mapping[StreamName, Token]) -> set[InstanceName]:
@@ -281,8 +290,9 @@ class FormerWriters:
             except PositionMovedError:
                 continue  # another process raises it
             self._epochs[name, writer], self._moved[name, writer] = epoch, upto
-            if writer in self.of(name):
-                self._positions[name] = {**self.of(name), writer: upto}
+            if writer not in self.of(name):
+                continue  # it is back, and its position is withdrawn
+            self._positions[name] = {**self.of(name), writer: upto}
             self._broadcast.publish(name, encode_position(name, writer, position, upto))
             if begins:  # a relay that stays connected must have it, for followers that connect there later
                 self._broadcast.publish(name, encode_new_epoch(name, writer))

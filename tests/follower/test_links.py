@@ -140,6 +140,13 @@ class LinksTests(SynchronousTestCase):
         link.answer = None
         self.assertFalse(now(is_open(link)))
 
+    def test_all_open_links_to_a_writer_request_positions(self) -> None:
+        links = [self.add(f"tcp:{name}:1") for name in "abc"]
+        for link, writer in zip(links, (ONE, ONE, TWO), strict=True):
+            self.links.position_received(link, writer)
+        self.links.request_positions(ONE)
+        self.assertEqual([link.requests for link in links], [1, 1, 0])
+
     def test_after_a_loss_the_other_links_to_its_writers_request_positions_once(self) -> None:
         lost, same, other = self.add("tcp:a:1"), self.add("tcp:b:1"), self.add("tcp:c:1")
         for link, writer in ((lost, ONE), (lost, TWO), (same, ONE), (same, TWO), (other, InstanceName("three"))):

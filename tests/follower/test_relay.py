@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 RELAY_WIRE, RELAY_HTTP = 9192, 9193
 COMPLETE, PARTIAL = b"PING complete\n", b"PING partial\n"
+WITHDRAWN = b"PING withdrawn orders other\n"
+BOTH = HELLO + position(1, 3) + position(1, 4, writer="other")
 CIRCLE = "ERROR relays follow each other in a circle; check connect of each"
 
 
@@ -527,6 +530,98 @@ class RestartTests(RelayCase):
         wire = self.follow()
         self.send(writer, position(4, 4, writer="other"))
         self.assertEqual(wire.read(), position(4, 4) + position(4, 4, writer="other"))
+
+
+class WithdrawalTests(RelayCase):
+    """What a relay sends on must not outlive its source: a follower of that writer would go back to it."""
+
+    def news(self, wire: Wire) -> bytes:
+        """Return what a follower receives, without the signs of life."""
+        return re.sub(rb"PING \d+\n", b"", wire.read())
+
+    def follow_both(self) -> tuple[FakeWriter, Wire]:
+        """Follow a master that also sends the position of ``other``; its next connections bring only its own."""
+        writer = self.serve(BOTH, HELLO + position(3, 3))
+        self.start()
+        wire = self.follow()
+        self.assertEqual(self.news(wire), position(3, 3) + position(4, 4, writer="other"))
+        return writer, wire
+
+    def test_a_withdrawn_position_is_sent_no_more_until_a_writer_sends_one_again(self) -> None:
+        writer, wire = self.follow_both()
+        stock = self.follow("stock")
+        self.send(writer, WITHDRAWN, b"PING withdrawn stock other\n", b"PING withdrawn orders\n")
+        self.assertEqual((self.news(wire), self.news(stock)), (WITHDRAWN, b""))
+        self.assertEqual(self.news(self.follow()), position(3, 3))
+        self.send(writer, rdata(5, writer="other"), position(1, 9, writer="other"))
+        self.assertEqual(self.news(wire), PARTIAL + position(9, 9, writer="other") + COMPLETE)
+        self.assertEqual(self.at(writer="other"), 9)
+
+    def test_a_position_that_a_new_connection_does_not_bring_is_withdrawn(self) -> None:
+        _, wire = self.follow_both()
+        self.net.cut()
+        self.net.run(QUIET_PERIOD - 1)
+        self.assertEqual(self.news(wire), b"", "the rest of the positions may come later")
+        self.net.run(2)
+        self.assertEqual((self.news(wire), self.news(self.follow())), (WITHDRAWN, position(3, 3)))
+
+    def test_a_position_stays_while_its_source_is_away_or_has_just_come_back(self) -> None:
+        _, wire = self.follow_both()
+        self.net.cut()
+        self.net.run(QUIET_PERIOD - 1)
+        self.net.cut()
+        serving = self.net.serving.pop(WIRE)
+        self.net.run(3 * QUIET_PERIOD)
+        self.assertEqual((self.news(wire), len(lines_of(self.news(self.follow())))), (b"", 2))
+        self.net.serving[WIRE] = serving
+        self.net.run(QUIET_PERIOD + 3)
+        self.assertEqual(self.news(wire), WITHDRAWN)
+
+    def test_a_position_stays_until_a_relay_before_this_one_has_found_its_writers(self) -> None:
+        before = self.serve(BOTH, HELLO + b"PING 1 partial echo\n" + position(3, 3))
+        self.start()
+        wire = self.follow()
+        self.news(wire)
+        self.net.cut()
+        self.net.run(3 * QUIET_PERIOD)
+        self.assertEqual(self.news(wire), PARTIAL)
+        self.send(before, COMPLETE)
+        self.assertEqual(self.news(wire), COMPLETE)
+        self.net.run(QUIET_PERIOD + 1)
+        self.assertEqual(self.news(wire), WITHDRAWN)
+
+    def test_a_position_stays_if_it_came_from_another_connection(self) -> None:
+        self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
+        master = self.serve(BOTH, HELLO + position(3, 3))
+        begin(self.worker.start())
+        self.net.run(1)
+        other = self.serve(HELLO + position(1, 4, writer="other"), port=9102)
+        self.net.run(3)
+        wire = self.follow()
+        self.assertEqual(self.news(wire), position(3, 3) + position(4, 4, writer="other"))
+        self.send(master, WITHDRAWN)
+        master.connections[-1].transport.loseConnection()
+        self.net.run(QUIET_PERIOD + 3)
+        self.assertEqual(len(master.connections), 2)
+        self.send(other, rdata(5, writer="other"))
+        self.assertEqual(self.news(wire), rdata(5, writer="other"))
+        del self.net.serving[9102]
+        other.connections[-1].transport.loseConnection()
+        self.net.run(1)
+        self.send(master, WITHDRAWN)
+        self.assertEqual(self.news(wire), b"", "the writer itself is away")
+        self.assertEqual(len(lines_of(self.news(self.follow()))), 2)
+
+    def test_a_writer_that_was_not_announced_yet_is_waited_for_no_more(self) -> None:
+        begun = HELLO + position(1, 3) + position(4, 4, writer="other")  # nothing has the facts up to 4
+        writer = self.serve(begun)
+        begin(self.worker.start())
+        self.net.run(QUIET_PERIOD + 1)
+        wire = self.follow()
+        self.assertEqual(self.news(wire), position(3, 3))
+        self.send(writer, WITHDRAWN)
+        self.assertEqual(self.news(wire), COMPLETE)
+        self.assertEqual(self.news(self.follow()), position(3, 3))
 
 
 class CommandTests(RelayCase):

@@ -15,7 +15,7 @@ from replication.net.protocol import ReplicationProtocol
 from replication.streams.cursor import Cursor
 from replication.wire.grammar import StreamName
 from tests.doubles import begin, error_of, lines_of, logged
-from tests.follower.cases import HELLO, HTTP, WIRE, WorkerCase, contents, position, rdata
+from tests.follower.cases import HELLO, HTTP, MASTER, OTHER, WIRE, WorkerCase, contents, position, rdata
 from tests.net.test_client import FakeWriter
 
 if TYPE_CHECKING:
@@ -137,6 +137,38 @@ class OrderTests(WorkerCase):
         self.assertEqual(asked, [1, 2])
         self.send(other, position(2, 2), rdata(3))
         self.assertEqual((self.seen, self.at()), ([[2], [3]], 3))
+
+
+class WithdrawalTests(WorkerCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
+        self.master = self.serve(HELLO + position(1, 3) + position(1, 4, writer="other"))
+        self.other = self.serve(HELLO + position(1, 4, writer="other"), port=9102)
+
+    def test_a_writer_is_followed_on_another_connection_once_its_position_is_withdrawn(self) -> None:
+        """The last POSITION decides which connection is followed, and only the writer's own brings its facts."""
+        self.start()
+        self.net.run(1)
+        self.send(self.master, position(1, 4, writer="other"))
+        self.send(self.other, rdata(5, writer="other"))
+        self.assertEqual(self.at(writer="other"), 4)
+        asked = len(self.other.connections[-1].received)
+        self.send(self.master, b"PING withdrawn orders other\n")
+        self.assertEqual(lines_of(self.other.connections[-1].received[asked:]), ["REPLICATE "])
+        self.send(self.other, position(1, 4, writer="other"), rdata(5, writer="other"))
+        self.assertEqual(self.at(writer="other"), 5)
+
+    def test_a_position_that_is_withdrawn_while_a_stream_is_opened_is_not_followed(self) -> None:
+        self.store.close_gate("positions")
+        self.start()
+        self.net.run(1)
+        self.send(self.master, position(1, 4, writer="other"), b"PING withdrawn orders other\n")
+        self.store.open_gate("positions")
+        self.net.run()
+        follower = self.worker._followed.get("orders")
+        assert follower is not None
+        self.assertEqual([follower.is_linked(each) for each in (MASTER, OTHER)], [True, False])
 
 
 class OpeningTests(WorkerCase):

@@ -15,6 +15,7 @@ from replication.session.encoder import (
     encode_new_epoch,
     encode_only_row,
     encode_position,
+    encode_withdrawn,
     join_lines,
 )
 from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
@@ -129,6 +130,10 @@ def test_a_position_is_a_chunk_of_one_line() -> None:
 
 def test_a_new_epoch_is_announced_by_a_ping() -> None:
     assert encode_new_epoch(ORDERS, ME) == EncodedLines(b"PING history orders master\n", 1)
+
+
+def test_a_position_is_withdrawn_by_a_ping() -> None:
+    assert encode_withdrawn(ORDERS, ME) == EncodedLines(b"PING withdrawn orders master\n", 1)
 
 
 @given(strategies.facts(after=1, max_size=20), st.integers(0, 3))

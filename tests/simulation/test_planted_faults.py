@@ -146,8 +146,8 @@ def whole_segment(self: _SegmentCursor, after: Token, upto: Token, limit: int, r
     return replace(page, upto=min(upto, self.segment.upto))
 
 
-def announce_at_once(self: Relay, key: Any, prev: Token, new: Token, right: Any = Relay.linked) -> None:
-    right(self, key, Token(0), Token(0))
+def announce_at_once(self: Relay, link: Any, key: Any, _prev: Token, _new: Token, right: Any = Relay.linked) -> None:
+    right(self, link, key, Token(0), Token(0))
 
 
 async def sync_nothing(self: SimulatedStore) -> None:

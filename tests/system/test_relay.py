@@ -20,8 +20,10 @@ from tests.system.test_kills import APP, has, rows_of, table
 from tests.system.test_restores import SEEN, Shop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from tests.postgres import PostgresServer
 
 OF_STREAM = "SELECT stream_id FROM stream_positions WHERE stream_name = 'events'"
 
@@ -196,3 +198,53 @@ def test_a_restart_of_the_master_undoes_nothing_behind_a_relay(tmp_path: Path) -
         shop.is_at(token + 1, shop.copy, shop.undoing, shop.plain)
         for each in (shop.copy, shop.undoing, shop.plain):
             assert "went back" not in each.log
+
+
+def test_a_relay_takes_no_follower_back_to_where_a_writer_was_that_is_back(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """The relay of another master had its old position.  No ``writers`` are configured, and nothing was restored."""
+    (tmp_path / "app.py").write_text(
+        'def register(worker):\n    @worker.on("events")\n    async def apply(facts, txn):\n        pass\n'
+    )
+    with postgres.database() as database, ExitStack() as stack:
+
+        def run(role: str, name: str, *options: str, behind: Sequence[tuple[str, str]] = ()) -> tuple[str, str]:
+            follow = [each for wire, http in behind for each in (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")]
+            daemons[name] = Daemon(tmp_path, role, f"--instance-name={name}", *follow, *options, name=name)
+            return stack.enter_context(fixed_ports(daemons[name]))
+
+        def put(http: str, count: int) -> int:
+            return append(http, "events", [Fact(Token(0), ('"x"',))] * count)[-1]
+
+        def is_at(http: str, place: int, state: str = "live") -> None:
+            def status() -> bool:
+                streams = {
+                    each["name"]: each["writers"] for each in get_json(f"http://{http}", "/v1/streams")["streams"]
+                }
+                found = [(each["instance"], each["position"], each["state"]) for each in streams.get("events", ())]
+                return ("m2", place, state) in found
+
+            until(status, f"m2 is {state} at {place}", pause=0.1)
+
+        daemons: dict[str, Daemon] = {}
+        master = "--stream=events", f"--database={postgres.url(database)}"
+        second, http = run("master", "m2", *master)
+        old = put(http, 3)
+        daemons["m2"].terminate()
+        below = run("worker", "a1", behind=[run("master", "m1", *master)])
+        is_at(below[1], old)
+        daemons["m2"].start().address("HTTP")
+        new = put(http, 10)
+        beside = run("worker", "a2", behind=[(second, http)])
+        _, seen = run("worker", "x", "--app=app", behind=[below, beside])
+        is_at(seen, new)
+        is_at(below[1], old, "not connected")
+        daemons["a2"].kill()
+        is_at(seen, new, "not connected")
+        daemons["m1"].kill()
+        daemons["m1"].start().address("HTTP")
+        daemons["a2"].start()
+        newest = put(http, 2)
+        is_at(seen, newest)
+        assert "went back" not in daemons["x"].log

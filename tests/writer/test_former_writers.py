@@ -74,7 +74,7 @@ class FormerWritersTests(SharedCase):
         self.assertEqual(self.new_lines(wire), ["POSITION notes removed 9 9", "POSITION notes second 9 9"])
         self.store.asked.clear()
         self.net.pump([1.0] * 5)
-        self.assertEqual(set(self.store.asked), {"stored"})
+        self.assertEqual(set(self.store.asked), {"stored", "present"})
 
         self.shared.there = {later}  # a new writer, which the configuration of this process does not list
         self.shared.others_write("notes", later, 12)
@@ -91,7 +91,8 @@ class FormerWritersTests(SharedCase):
         self.send(wire, "REPLICATE notes")
         self.shared.there = {removed}  # it comes back while its position is read
         self.store.open_gate("positions")
-        self.assertEqual(self.new_lines(wire), ["POSITION notes later 12 12", "POSITION notes second 12 12"])
+        lines = ["PING withdrawn notes removed", "POSITION notes later 12 12", "POSITION notes second 12 12"]
+        self.assertEqual(self.new_lines(wire), lines)
         stopped = begin(master.stop())
         wire.read()
         self.assertEqual(stopped, [None])
@@ -124,7 +125,7 @@ class FormerWritersTests(SharedCase):
         self.shared.others_write("notes", "former", 7)  # another process moves it
         self.assertEqual([append(), append()], [[], ["POSITION notes former 7 9"]])
         self.shared.there = {InstanceName("former")}
-        self.assertEqual(append(), [])
+        self.assertEqual(append(), ["PING withdrawn notes former"])
         self.store.asked.clear()
         self.net.pump([1.0] * 5)
         self.assertNotIn("raise position", self.store.asked)
@@ -212,6 +213,55 @@ class FormerWritersTests(SharedCase):
         stopped = begin(master.stop())
         self.assertEqual(stopped, [None])
 
+    def test_f17_the_position_of_a_writer_that_is_back_is_withdrawn(self) -> None:
+        """A relay would keep sending it, and take followers of the writer back to it."""
+        definition = StreamDefinition("notes", writers=("second",))  # not shared: the positions of others are not read
+        now(self.store.declare(definition))
+        self.shared.others_write("notes", "former", 4)
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        notes, other = connect(master.factory()), connect(master.factory())
+        self.wires += [notes, other]
+        self.send(notes, "REPLICATE notes")
+        self.send(other, "REPLICATE caches")
+        for wire in (notes, other):
+            wire.read()
+        self.net.pump([1.0] * 3)
+        self.assertEqual((self.new_lines(notes), self.new_lines(other)), ([], []))
+        self.shared.there = {InstanceName("former")}
+        self.net.advance(1.0)
+        self.assertEqual((self.new_lines(notes), self.new_lines(other)), (["PING withdrawn notes former"], []))
+        self.net.pump([1.0] * 3)
+        self.send(notes, "REPLICATE notes")
+        self.assertEqual([line for line in self.new_lines(notes) if "former" in line], [], "once")
+        stopped = begin(master.stop())
+        for wire in (notes, other):
+            wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_a_position_that_is_raised_while_its_writer_comes_back_is_not_sent(self) -> None:
+        """It was withdrawn already, and would never be withdrawn again."""
+        _definition, former, _first, master = self.start_second()
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        wire.read()
+        now(master.stream("notes").append([["a"]]))
+        self.net.advance(1.0)
+        self.store.close_gate("raise position")
+        self.net.advance(1.0)
+        self.assertIn("raise position", self.store.asked)
+        self.shared.there = {former}
+        self.send(wire, "REPLICATE notes")
+        lines = ["POSITION notes second 5 5"]
+        self.assertEqual(self.new_lines(wire)[-2:], ["PING withdrawn notes former", *lines])
+        self.store.open_gate("raise position")
+        self.net.pump([1.0] * 3)
+        self.assertEqual(self.new_lines(wire), [])
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
     def test_f17_a_writer_publishes_positions_of_absent_writers_until_they_return(self) -> None:
         """A follower of two processes would receive the positions of one writer out of order."""
         fact = Fact(Token(7), ('["o","placed"]',))
@@ -238,7 +288,7 @@ class FormerWritersTests(SharedCase):
 
         self.shared.there.add(names[1])  # the writer runs again
         self.send(wire, "REPLICATE orders")
-        self.assertEqual(lines_of(wire.read()), [lines[0], lines[2]])
+        self.assertEqual(lines_of(wire.read()), ["PING withdrawn orders away", lines[0], lines[2]])
         self.shared.others_write("orders", "away", 12)
         self.assertEqual(now(master.served.page("orders", "away", after=0, upto=None, limit=10)).upto, 12)
         self.shared.there.clear()  # it stops; its followers have its position

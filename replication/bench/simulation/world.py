@@ -15,8 +15,8 @@ from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.error import ConnectionLost
 from twisted.logger import LogLevel, globalLogPublisher
 
+import replication.follower.relay
 import replication.follower.reports
-import replication.follower.stream
 import replication.net.client
 import replication.writer.epochs
 import replication.writer.known_followers
@@ -73,9 +73,9 @@ def _endpoint_of(reactor: Any, text: str) -> TCP4ClientEndpoint:
 
 # Small limits of memory, which are reached soon.
 _REPLACED = (
-    (replication.follower.stream, "Cursor", partial(Cursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS)),
+    (replication.follower.relay, "Cursor", partial(Cursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS)),
     (
-        replication.follower.stream,
+        replication.follower.relay,
         "RelayedCursor",
         partial(RelayedCursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS),
     ),

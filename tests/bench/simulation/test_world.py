@@ -6,7 +6,7 @@ import random
 
 from twisted.trial.unittest import SynchronousTestCase
 
-import replication.follower.stream
+import replication.follower.relay
 from replication.bench.simulation.world import World
 from replication.streams.cursor import Cursor
 
@@ -32,9 +32,9 @@ class WorldTests(SynchronousTestCase):
     def test_nothing_is_left_changed(self) -> None:
         before = random.getstate()
         with World(seed=7):
-            self.assertIsNot(vars(replication.follower.stream)["Cursor"], Cursor)
+            self.assertIsNot(vars(replication.follower.relay)["Cursor"], Cursor)
         self.assertEqual(random.getstate(), before)
-        self.assertIs(vars(replication.follower.stream)["Cursor"], Cursor)
+        self.assertIs(vars(replication.follower.relay)["Cursor"], Cursor)
 
     def test_a_check_that_fails_in_a_callback_is_not_lost(self) -> None:
         with World() as world:
