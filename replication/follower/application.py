@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,12 @@ class Application:
         """Return the part of a step that one transaction applies now."""
         step = self.failing.cut(line, step)
         return step if self.function is None else self._size.cut(step)
+
+    async def count_skipped(self, instance_name: InstanceName) -> None:
+        """Count the skipped facts again, after a reset; the numbers are only shown."""
+        if self.function is not None:
+            with suppress(StoreError):
+                await self.failing.count(self._store, instance_name)
 
     async def apply(
         self,

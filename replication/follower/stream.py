@@ -7,7 +7,6 @@ stored in one transaction.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +16,7 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 
 from replication.deferreds import Lock
-from replication.errors import CatchUpError, ReplicationError, StoreError, StreamError
+from replication.errors import CatchUpError, ReplicationError, StreamError
 from replication.follower.application import Application, FailedFactFunction
 from replication.follower.database_waits import DatabaseWaits
 from replication.follower.failures import Again, FailingFacts
@@ -438,26 +437,22 @@ class StreamFollower:
         if self.histories is not None:
             self.histories.applied(writer, step)
         if isinstance(step, Reset):
-            await self._note_reset(writer, step)
+            self.resets += 1
+            await self.application.count_skipped(self._instance_name)
+            if not self._in_memory:  # there it means that the writer was started again
+                self.log.error(
+                    "{writer} went back from {after} to {to} on {stream}: was its database restored? "
+                    "Following from there",
+                    writer=writer,
+                    after=step.after,
+                    to=step.to,
+                    stream=self.name,
+                )
         else:
             self.applied_rows += count_rows(step.facts)
             if step.upto == step.after:
                 self.late[writer] += len(step.facts)
         self._moved(self.name, writer, self.cursors[writer].position)
-
-    async def _note_reset(self, writer: InstanceName, step: Reset) -> None:
-        self.resets += 1
-        if self._function is not None:
-            with suppress(StoreError):  # the numbers are only shown
-                await self.application.failing.count(self._store, self._instance_name)
-        if not self._in_memory:  # there it means that the writer was started again
-            self.log.error(
-                "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there",
-                writer=writer,
-                after=step.after,
-                to=step.to,
-                stream=self.name,
-            )
 
     async def _new_facts(self, step: Apply) -> Sequence[Fact]:
         """Return the facts of a step that were not applied: those below the position, or of other writers, may be."""
