@@ -105,6 +105,11 @@ class SourceQuery:
         begin, end = self._writers_above
         return f"{begin}{self._direction.sign * token}{end}"
 
+    def writers_in(self, after: Token, upto: Token) -> str:
+        """Return SQL for each writer with rows in a range, and its largest token there."""
+        (begin, end), way = self._writers_above, self._direction
+        return f"{begin}{way.sign * after} AND {self.id} {way.upto} {way.sign * upto}{end}"
+
     def counts(self, after: Token, upto: Token) -> str:
         """Return SQL for each writer with rows in a range, and their number."""
         (begin, end), way = self._counts, self._direction
@@ -170,6 +175,16 @@ class ApplicationTables(StreamTable[_Session]):
         for query in self.queries:
             rows = session.ask(query.present, query.parameters(writer, after, upto, ALL_ROWS), prepare=False)
             found.update(self.tokens(query, [token for (token,) in rows]))
+        return found
+
+    def writers(self, session: _Session, after: Token, upto: Token) -> Mapping[InstanceName, Token]:
+        """Return each writer in a column of writers with rows in a range, and its largest token there."""
+        found: dict[InstanceName, Token] = {}
+        for query in [each for each in self.queries if each.source.instance_column is not None]:
+            rows = session.ask(query.writers_in(after, upto), prepare=False)
+            for (writer, _), token in zip(rows, self.tokens(query, [row[1] for row in rows]), strict=True):
+                name = InstanceName(str(writer))  # SQLite stores any value
+                found[name] = max(found.get(name, Token(0)), token)
         return found
 
     def last_id(self, session: _Session) -> Token:

@@ -214,7 +214,32 @@ class _MemoryNotes:
             self._skipped[follower, each.stream, each.key] = replace(each, changed_at=now)
 
 
-class MemoryStore(_MemoryNotes, UsedByOneProcess):
+class _MemoryRows:
+    """The rows of a stream in memory; ``MemoryStore`` has the rest."""
+
+    def _stream(self, stream: StreamName) -> _Stream:
+        raise NotImplementedError
+
+    async def last_row(self, stream: StreamName) -> Token:
+        """Return the largest token."""
+        return max(self._stream(stream).facts, default=Token(0))
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        """Return the tokens of ``writer`` with ``after < token <= upto``."""
+        return {
+            token for token, (of, _) in self._stream(stream).facts.items() if of == writer and after < token <= upto
+        }
+
+    async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> Mapping[InstanceName, Token]:
+        """Return the writers with facts in a range, each with its largest token there."""
+        facts = sorted(self._stream(stream).facts.items())
+        return {writer: token for token, (writer, _) in facts if after < token <= upto}
+
+    def note_former(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
+        """Do nothing: this store is no standby."""
+
+
+class MemoryStore(_MemoryRows, _MemoryNotes, UsedByOneProcess):
     """An IStreamStore whose coroutines never wait.
 
     A fact without rows only raises the position; it is in no page.  ``clock`` is for receipts.
@@ -323,16 +348,6 @@ class MemoryStore(_MemoryNotes, UsedByOneProcess):
     async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
         """Store a slice, or replace that with the same end."""
         self._stream(stream).slices.setdefault(writer, {})[new.upto] = new
-
-    async def last_row(self, stream: StreamName) -> Token:
-        """Return the largest token."""
-        return max(self._stream(stream).facts, default=Token(0))
-
-    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
-        """Return the tokens of ``writer`` with ``after < token <= upto``."""
-        return {
-            token for token, (of, _) in self._stream(stream).facts.items() if of == writer and after < token <= upto
-        }
 
     def watch(self) -> IWatch | None:
         """Return None: no other process writes here."""

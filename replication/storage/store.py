@@ -62,6 +62,18 @@ class ApplicationReader:
         found: set[Token] = await self._read(lambda connection: table.present(connection.session, writer, after, upto))
         return found
 
+    async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> Mapping[InstanceName, Token]:
+        """Return the writers with rows in a range, as ``IStreamStore.writers`` does."""
+        table = self._table(stream)
+        found: Mapping[InstanceName, Token] = await self._read(
+            lambda connection: table.writers(connection.session, after, upto)
+        )
+        return found
+
+    def note_former(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
+        """Note that these writers have ended."""
+        self._table(stream).former = frozenset(writers)
+
     async def last_row(self, stream: StreamName) -> Token:
         """Return the largest token in tables of the application, of all writers; 0 if there are none."""
         table = self._table(stream)

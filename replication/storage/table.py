@@ -10,7 +10,7 @@ from replication.storage.names import quoted, relation_name
 from replication.streams.definitions import StreamDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from replication.storage.contract import WrittenFact
     from replication.storage.pages import Rows
@@ -26,11 +26,12 @@ class StreamTable(Generic[_Session_contra]):
     By itself it has none: the stream is in memory, or is only followed, and the database has positions of it.  For
     PostgreSQL there are ``sequence``, from which the IDs come, and ``sources``, the tables of the application that
     external writers may insert into, both quoted.  ``default_id`` is one of these whose ID column has a DEFAULT, and
-    that column; ``declare`` sets it.
+    that column; ``declare`` sets it.  ``former`` are the writers of which ``IStreamStore.note_former`` was called.
     """
 
     sources: Sequence[str] = ()
     default_id: tuple[str, str] | None = None
+    former: Collection[InstanceName] = frozenset()
 
     def __init__(self, definition: StreamDefinition) -> None:
         self.definition = definition
@@ -66,6 +67,10 @@ class StreamTable(Generic[_Session_contra]):
     def present(self, session: _Session_contra, writer: InstanceName, after: Token, upto: Token) -> set[Token]:  # noqa: ARG002
         """Return the tokens of ``writer`` with ``after < token <= upto``; only tables of the application answer."""
         raise self._refusal()
+
+    def writers(self, session: _Session_contra, after: Token, upto: Token) -> Mapping[InstanceName, Token]:  # noqa: ARG002
+        """Return the writers with rows in a range, each with its largest token; only tables of the application do."""
+        return {}
 
     def newest(self, session: _Session_contra, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:  # noqa: ARG002
         """Return each writer's largest token, at least where it is above its position in ``stored``."""

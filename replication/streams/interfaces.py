@@ -307,7 +307,36 @@ class ITransaction(Protocol):
         ...
 
 
-class IStreamStore(ICatchUp, IKeptFacts, Protocol):
+class IApplicationRows(Protocol):
+    """Which rows there are of declared streams in tables of an application."""
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        """Return the tokens of ``writer`` with ``after < token <= upto`` that have rows in tables of an application."""
+        ...
+
+    async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> Mapping[InstanceName, Token]:
+        """Return the writers with rows in a range of tables of an application, each with its largest token there.
+
+        Tables without a column of writers are left out.
+        """
+        ...
+
+    def note_former(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
+        """Note that these writers of a declared stream have ended, so what is visible of them is complete.
+
+        On a standby, ``facts`` else returns what is below the stored position of the writer.  They have none.
+        """
+        ...
+
+    async def last_row(self, stream: StreamName) -> Token:
+        """Return the largest token in tables of the application, of all writers; 0 if there are none.
+
+        Rows that ``where`` leaves out count, too.
+        """
+        ...
+
+
+class IStreamStore(ICatchUp, IKeptFacts, IApplicationRows, Protocol):
     """Where facts and positions are stored.
 
     ``warnings`` are sentences about what works and should be corrected; ``declare`` may add some.  Any method may raise
@@ -387,17 +416,6 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
         """Return the stored positions, per stream and writer, in one query.
 
         All IDs of a writer up to its stored position are complete.
-        """
-        ...
-
-    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
-        """Return the tokens of ``writer`` with ``after < token <= upto`` that have rows in tables of an application."""
-        ...
-
-    async def last_row(self, stream: StreamName) -> Token:
-        """Return the largest token in tables of the application, of all writers; 0 if there are none.
-
-        Rows that ``where`` leaves out count, too.
         """
         ...
 

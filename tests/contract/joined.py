@@ -200,6 +200,28 @@ class JoinedContract(UsesStore):
         self.map_pets()
         self.assertEqual(self.store.warnings, [])
 
+    def test_the_writers_of_a_range_are_those_in_the_columns_of_writers(self) -> None:
+        cats, dogs = [
+            self.source(each, instance_column="instance_name", where="name <> '5%'") for each in ("cats", "dogs")
+        ]
+        self.map_pets(cats, dogs, self.source("owners"))
+        self.sql("INSERT INTO owners VALUES (4, 'o')")
+        self.add("cats", (2, "a", "one"), (4, "b", "one"), (5, "5%", "left out"), (9, "c", "late"))
+        self.add("dogs", (3, "d", None), (6, "e", "one"))
+
+        def writers(after: int, upto: int) -> Any:
+            return self.wait(self.store.writers(PETS, after=Token(after), upto=Token(upto)))
+
+        self.assertEqual(writers(0, 8), {"one": 6, "master": 3})
+        self.assertEqual(writers(3, 4), {"one": 4})
+        self.assertEqual(writers(6, 8), {})
+
+    def test_the_writers_of_negative_ids(self) -> None:
+        self.map_pets(self.source(instance_column="instance_name"), negative=True)
+        self.add("cats", (-2, "a", "one"), (-4, "b", "one"), (-5, "c", "other"), (7, "d", "up"))
+        found = [self.wait(self.store.writers(PETS, after=Token(after), upto=Token(4))) for after in (0, 4)]
+        self.assertEqual(found, [{"one": 4}, {}])
+
     # ---- the kind of the database
 
     def test_tables_of_another_kind_of_database_are_ignored(self) -> None:
@@ -219,3 +241,4 @@ class JoinedContract(UsesStore):
         self.assertEqual(self.sql("SELECT row FROM stream_fish"), [('["b"]',)])
         for name in (PETS, fish):  # their facts are in no table of an application
             self.assertEqual(self.wait(self.store.present(name, ME, after=Token(0), upto=Token(9))), set())
+            self.assertEqual(self.wait(self.store.writers(name, after=Token(0), upto=Token(9))), {})

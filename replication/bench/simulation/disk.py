@@ -188,6 +188,12 @@ class UnheldStore(DiskCalls):
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         return await self.disk.present(stream, writer, after=after, upto=upto)
 
+    async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> Mapping[InstanceName, Token]:
+        return await self.disk.writers(stream, after=after, upto=upto)
+
+    def note_former(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
+        self.disk.note_former(stream, writers)
+
     async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
         return await self.disk.history(stream, writer, follower)
 

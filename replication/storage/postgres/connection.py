@@ -197,9 +197,9 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         return [*[text for _, text in self.session.ask(BLOCKERS, (pids, []))], *prepared]
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
-        """Return a page as ``IStreamStore.facts`` does; on a standby, only up to the writer's stored position."""
+        """Return a page as ``IStreamStore.facts`` does; on a standby, up to the stored position of one that writes."""
         end = upto
-        if self.is_standby():
+        if self.is_standby() and writer not in table.former:
             end = min(upto, self.positions(table).get(writer, Token(0)))
             if end <= after:
                 return Page([], after, limited=True)

@@ -411,6 +411,9 @@ def test_f1_a_standby_gives_no_fact_before_those_with_smaller_ids() -> None:
         primary.sql("INSERT INTO stream_orders VALUES (3, 0, 'master', '3')")  # and 2 is in progress
         until(replayed, "the standby has it")
         assert page() == ([], 1, True)
+        table.former = {ME}  # nothing of it is on its way
+        assert page() == ([3], 3, False)
+        table.former = ()
         assert reading.positions(table) == {}
         primary.sql("INSERT INTO stream_orders VALUES (2, 0, 'master', '2')")
         writing.commit_together([Batch([(table, Write(StreamName("orders"), ME, Token(3)))], None, 0.0, 0.0)])
