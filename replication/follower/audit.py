@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable
 
     from replication.deferreds import Lifetime
+    from replication.follower.former_writers import FormerWriters
     from replication.follower.stream import StreamFollower
     from replication.net.links import IWriterLink
     from replication.streams.facts import Fact
@@ -108,6 +109,7 @@ class Audit:
         lifetime: of this process.
         interval: seconds between two checks.
         checked: is called once the positions of a check are known; None calls nothing.
+        former: finds the former writers; None if there is nothing that has them.
 
     """
 
@@ -119,6 +121,7 @@ class Audit:
     _lifetime: Lifetime
     _interval: float
     _checked: Callable[[], None] | None = None
+    _former: FormerWriters | None = None
     _stored: _Positions = attrs.field(init=False, factory=dict)  # of the last check; empty if it failed
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
@@ -136,17 +139,20 @@ class Audit:
     def all_writers_known(self, follower: StreamFollower) -> bool:
         """Whether the last check has worked, and each writer that it found for a stream has sent a position."""
         stored = self._stored.get(follower.name)
-        return stored is not None and stored.keys() <= follower.all_positions().keys()
+        return stored is not None and stored.keys() <= follower.all_positions().keys() and self._former_known(follower)
 
     def every_writer_known(self) -> bool:
         """Whether the last check has worked, and each writer that it found for any followed stream is known."""
         followed = [each for each in self._followers if each.name in self._stored]
-        return bool(self._stored) and all(map(self.all_writers_known, followed))
+        found = [each for each in self._followers if each.cursors]
+        return bool(self._stored) and all(map(self.all_writers_known, followed)) and all(map(self._former_known, found))
 
     async def check(self) -> None:
         """Compare; if facts are missing, compare again after LOOK_AGAIN seconds, and fetch those still missing."""
         stored = await self._tried("", self._source.stored_positions())
         self._stored = stored or {}
+        if stored is not None and self._former is not None:
+            await self._former.look(self._audited(), stored)
         if self._checked is not None:
             self._checked()
         if stored is None:
@@ -165,6 +171,9 @@ class Audit:
                 await self._tried(follower.name, self._look_again(follower, stored, found))
 
     # ---- inside
+
+    def _former_known(self, follower: StreamFollower) -> bool:
+        return self._former is None or self._former.known(follower)
 
     async def _go_back_if_restored(self, stored: _Positions) -> None:
         """Go back if two looks in a row show that the database has lost facts that were applied."""

@@ -20,7 +20,14 @@ from replication.storage.tables.applied_tokens import (
     note_applied,
     undo_applied,
 )
-from replication.storage.tables.stream_audits import begin_audit, end_audit, put_audited, read_audit
+from replication.storage.tables.stream_audits import (
+    begin_audit,
+    end_audit,
+    put_audited,
+    put_searched,
+    read_audit,
+    read_searched,
+)
 from replication.storage.transactions import run_transaction
 from replication.streams.facts import tokens_of
 from replication.wire.grammar import InstanceName, Token
@@ -106,6 +113,14 @@ class CopiedTokens:
             self._forget(database, of_writers, floor)
 
         await run_transaction(self._store, store)
+
+    async def searched(self) -> Token:
+        """Return the token up to which the writers of all facts are known, and their facts applied."""
+        return await self._store.read(lambda database: read_searched(database, self._stream, self._follower))
+
+    async def note_searched(self, upto: Token) -> None:
+        """Store what ``searched`` returns, also after a restart."""
+        await run_transaction(self._store, lambda database: put_searched(database, self._stream, self._follower, upto))
 
     async def _read_audit(self, positions: Mapping[InstanceName, Token]) -> dict[InstanceName, Token] | None:
         return await self._store.read(lambda database: read_audit(database, self._stream, self._follower, positions))
@@ -193,6 +208,13 @@ class ReceivedTokens(CopiedTokens):
     ) -> None:
         """Forget tokens."""
         self._keep(of_writers, floor)
+
+    async def searched(self) -> Token:
+        """Return 0: at a start, no writer is known."""
+        return Token(0)
+
+    async def note_searched(self, upto: Token) -> None:
+        """Do nothing."""
 
     async def _read_audit(self, positions: Mapping[InstanceName, Token]) -> None:
         """Return None: nothing is stored."""

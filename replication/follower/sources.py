@@ -19,7 +19,7 @@ from replication.urls import Url
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from twisted.internet.interfaces import IDelayedCall
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import ISqlExecutor
 
 MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
+FIRST_IDS: Final = 20_000  # of the first statement that searches writers
+SHORT: Final = 1.0  # seconds of such a statement, after which the next one may read more IDs
 MAX_TOKEN: Final = Token(2**63 - 1)
 IDLE: Final = 2.0  # seconds after the last request until an SQLite file is closed
 
@@ -47,7 +49,8 @@ class DatabaseCatchUp:
     log = Logger()
 
     def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
-        dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
+        self._dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
+        dialect = self._dialect
         self._mapped = {each.name: each for each in definitions if each.maps(dialect) or each.sources(dialect)}
         # Of these streams another program stores the positions, or none.
         self.foreign = {name: each for name, each in self._mapped.items() if each.position_name is not None}
@@ -134,6 +137,32 @@ class DatabaseCatchUp:
         """Return the tokens of ``writer`` with ``after < token <= upto`` in the tables of a stream in ``foreign``."""
         await self._declare(stream)
         return await self._store.present(stream, writer, after=after, upto=upto)
+
+    # ---- the source of former writers
+
+    def names_writers(self, stream: StreamName) -> bool:
+        """Whether each row of a stream in ``foreign`` has the name of its writer."""
+        return all(each.instance_column is not None for each in self.foreign[stream].all_sources(self._dialect))
+
+    async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> dict[InstanceName, Token]:
+        """Return the writers with rows in a range of a stream in ``foreign``, each with its largest token there.
+
+        The first statement reads FIRST_IDS at most; the next ones read more, while each takes less than a second.
+        """
+        found: dict[InstanceName, Token] = {}
+        count = FIRST_IDS
+        while after < upto:
+            await self._declare(stream)
+            end, began = Token(min(upto, after + count)), self._reactor.seconds()
+            found.update(await self._store.writers(stream, after=after, upto=end))
+            took = self._reactor.seconds() - began
+            count = min(MOST_IDS, 2 * count) if took < SHORT else max(FIRST_IDS, count // 2)
+            after = end
+        return found
+
+    def note_former(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
+        """Note that these writers of a stream in ``foreign`` have ended, so a standby has all of their facts."""
+        self._store.note_former(stream, writers)
 
     async def close(self) -> None:
         """Close the database."""

@@ -14,6 +14,7 @@ from replication.follower.absent_writers import AbsentWriters
 from replication.follower.audit import Audit
 from replication.follower.database_waits import look_for_waits
 from replication.follower.follower_factory import FollowerFactory
+from replication.follower.former_writers import FormerWriters
 from replication.follower.links import FollowedLinks
 from replication.follower.missed_facts import MissedFacts
 from replication.follower.registration import StreamFunctions
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from replication.follower.cache_invalidation import CacheInvalidation
     from replication.follower.catch_up import CatchUpSources
     from replication.follower.relay import Relay
+    from replication.follower.sources import DatabaseCatchUp
     from replication.follower.waiters import PositionWaiters
     from replication.net.command_functions import CommandFunctions
     from replication.net.links import IWriterLink
@@ -180,6 +182,7 @@ class FollowedStreams:
                 lifetime=self._lifetime,
                 interval=self._audit_interval,
                 checked=None if self.relay is None else self.relay.look_for_others,
+                former=self._former_writers(database) if self.links.over_redis() else None,
             )
             self._audit.start()
 
@@ -241,6 +244,9 @@ class FollowedStreams:
         self.links.lost(link)
 
     # ---- inside
+
+    def _former_writers(self, database: DatabaseCatchUp) -> FormerWriters:
+        return FormerWriters(source=database, links=self.links, lifetime=self._lifetime, received=self.received)
 
     def _act_on_ping(self, link: IWriterLink, words: list[str]) -> None:
         match words:

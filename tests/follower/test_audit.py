@@ -35,7 +35,7 @@ from tests.storage.pump import Pump
 from tests.synapse.published import UNSENT_BY, messages, timed_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from replication.follower.application import ApplyTransaction
     from replication.streams.cursor import CatchUp
@@ -62,6 +62,7 @@ class FakeDatabase:
         self.errors: list[StoreError] = []
         self.behind = False  # as a standby may be
         self.standby = False
+        self.former: set[InstanceName] = set()
 
     def restore(self, upto: int) -> None:
         """Lose all facts above a token, and the positions that were stored since."""
@@ -106,6 +107,18 @@ class FakeDatabase:
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         self.asked["present"] += 1
         return {token for token, of in self.written.items() if of == writer and after < token <= upto}
+
+    def names_writers(self, stream: StreamName) -> bool:
+        return True
+
+    async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> dict[InstanceName, Token]:
+        self.asked["writers"] += 1
+        if self.errors:
+            raise self.errors.pop()
+        return {writer: token for token, writer in sorted(self.written.items()) if after < token <= upto}
+
+    def note_former(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
+        self.former = {*writers}
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         self.asked["facts"] += 1

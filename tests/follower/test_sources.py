@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
@@ -133,6 +134,35 @@ class DatabaseTests(SynchronousTestCase):
         self.assertEqual([source.stores_positions(each) for each in (ORDERS, stock)], [True, False])
         self.assertEqual((source.state(ORDERS, MASTER, Token(5)), source.settled(ORDERS, MASTER)), (None, 2**63 - 1))
         self.pump.wait(source.close())
+
+    def test_writers_are_searched_in_ranges_that_a_slow_database_makes_short(self) -> None:
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, writer, item)")
+            database.execute("INSERT INTO orders VALUES (2, 'one', 'a'), (50000, 'other', 'b'), (900000, 'one', 'c')")
+            database.commit()
+        columns: dict[str, Any] = {"table": "orders", "row": ["item"], "position_name": "orders"}
+        definitions = [
+            StreamDefinition("orders", instance_column="writer", **columns),
+            StreamDefinition("stock", **columns),
+        ]
+        self.source = DatabaseCatchUp(self.url, self.pump, definitions)
+        self.assertEqual([*map(self.source.names_writers, (ORDERS, StreamName("stock")))], [True, False])
+        self.assertEqual(self.pump.wait(self.source.last_row(ORDERS)), 900_000)
+        store, clock, ranges = self.source._store, Clock(), list[tuple[int, int]]()
+        self.patch(self.source, "_reactor", clock)
+        writers = store.writers
+
+        async def note(stream: StreamName, *, after: Token, upto: Token) -> Any:
+            ranges.append((after, upto))
+            clock.advance(2.0 if len(ranges) in (3, 5) else 0.5)
+            return await writers(stream, after=after, upto=upto)
+
+        self.patch(store, "writers", note)
+        found = self.pump.wait(self.source.writers(ORDERS, after=Token(1), upto=Token(400_000)))
+        self.assertEqual(found, {"one": 2, "other": 50_000})
+        sizes = [upto - after for after, upto in ranges]
+        self.assertEqual(sizes, [20_000, 40_000, 80_000, 40_000, 80_000, 40_000, 80_000, 19_999])
+        self.source.note_former(ORDERS, [InstanceName("other")])
 
     def test_a_page_of_another_programs_table_has_a_bounded_range_of_ids(self) -> None:
         """A writer whose rows are rare must not make the database read millions of rows of others."""

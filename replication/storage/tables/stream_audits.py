@@ -1,7 +1,7 @@
 """The table ``stream_audits``, in SQLite and PostgreSQL: up to where facts were compared with their database.
 
 A row with an empty writer means that the audit of the stream has begun: a writer without a row is compared from its
-first fact on.  Everything here blocks.
+first fact on.  The ID of that row is the one up to which former writers were searched.  Everything here blocks.
 """
 
 from __future__ import annotations
@@ -65,6 +65,19 @@ def begin_audit(
         database.execute(CREATE)
     put_audited(database, stream, follower, {BEGUN: Token(0), **positions})
     return {**positions}
+
+
+def read_searched(database: ISqlExecutor, stream: StreamName, follower: str) -> Token:
+    """Return up to where former writers were searched; 0 without an audit."""
+    if not database.execute(EXISTS[database.dialect]):
+        return Token(0)
+    found = dict(database.execute(_sql(database, GET), (stream, follower)))
+    return Token(found.get(BEGUN, 0))
+
+
+def put_searched(database: ISqlExecutor, stream: StreamName, follower: str, upto: Token) -> None:
+    """Store up to where former writers were searched; the audit has begun."""
+    put_audited(database, stream, follower, {BEGUN: upto})
 
 
 def put_audited(

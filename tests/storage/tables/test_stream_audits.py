@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.storage import open_store
-from replication.storage.tables.stream_audits import begin_audit, end_audit, put_audited
+from replication.storage.tables.stream_audits import (
+    begin_audit,
+    end_audit,
+    put_audited,
+    put_searched,
+    read_searched,
+)
 from replication.storage.transactions import run_transaction
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.on_postgres import HasDatabase
@@ -54,6 +60,16 @@ class SqliteTests(SynchronousTestCase):
         self.assertEqual(self.begin(one=9), {ONE: 8})
         self.assertEqual(self.begin(one=6), {ONE: 6})
         self.assertEqual(self.begin("others", one=9), {ONE: 9})
+
+    def test_up_to_where_former_writers_were_searched_is_stored_for_each_follower(self) -> None:
+        def searched(follower: str) -> Token:
+            return self.run_sql(lambda database: read_searched(database, EVENTS, follower))
+
+        self.assertEqual(searched("us"), 0)
+        self.begin(one=5)
+        self.assertEqual(searched("us"), 0)
+        self.run_sql(lambda database: put_searched(database, EVENTS, "us", Token(9)))
+        self.assertEqual((searched("us"), searched("others"), self.begin(one=6)), (9, 0, {ONE: 5}))
 
     def test_after_its_end_it_begins_again(self) -> None:
         self.run_sql(lambda database: end_audit(database, EVENTS, "us"))

@@ -1,0 +1,211 @@
+"""Former writers of a Synapse: processes that have written facts, and of which no process sends a position any more.
+
+A Synapse that starts without a process in ``stream_writers`` deletes its row of ``stream_positions``.  Its facts stay,
+under its name.  So the database shows that name, and nothing on Redis does (docs/protocol/redis.md, Former writers).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import attrs
+from twisted.logger import Logger, LogLevel
+
+from replication.errors import ReplicationError
+from replication.logs import TroubleLog
+from replication.net.endpoints import is_redis
+from replication.wire.commands import Position
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+
+    from replication.deferreds import Lifetime
+    from replication.follower.stream import StreamFollower
+    from replication.net.links import IWriterLink
+
+LOOK_AGAIN: Final = 1.0  # seconds; a new writer stores its position meanwhile, or sends it
+
+T = TypeVar("T")
+_Tokens = dict[InstanceName, Token]
+_Connection = tuple["IWriterLink", int]
+
+
+class IFormerWritersSource(Protocol):
+    """The database of the writers (``DatabaseCatchUp``)."""
+
+    name: str  # for messages
+
+    def audits(self, stream: StreamName) -> bool:
+        """Whether it has a stream."""
+
+    def stores_positions(self, stream: StreamName) -> bool:
+        """Whether ``stored_positions`` have those of a stream."""
+
+    def names_writers(self, stream: StreamName) -> bool:
+        """Whether each row of a stream has the name of its writer."""
+
+    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return the positions of the writers that are stored there."""
+
+    async def last_row(self, stream: StreamName) -> Token:
+        """Return the largest token of all writers."""
+
+    async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> _Tokens:
+        """Return the writers with rows in a range, each with its largest token there."""
+
+    def note_former(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
+        """Note that these writers have ended."""
+
+
+@attrs.define
+class _Searched:
+    """The writers with rows up to a token, each with its largest token; those up to ``stored`` need no search."""
+
+    stored: Token
+    upto: Token
+    writers: _Tokens
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class FormerWriters:
+    """Finds the former writers of each stream, once on each connection to Redis, and follows them.
+
+    A former writer gets a position as if that connection had sent it.  So its facts are fetched, and a relay announces
+    it.  Its position rises with those of the others: linear order, and the tokens that are kept, wait for it.
+
+    Args:
+        source: the database of the writers.
+        links: to the writers.
+        lifetime: of this process.
+        received: processes commands of a link, as those that it has received.
+
+    """
+
+    log = Logger()
+
+    _source: IFormerWritersSource
+    _links: Iterable[IWriterLink]
+    _lifetime: Lifetime
+    _received: Callable[[IWriterLink, list[Position]], object]
+    _looked: dict[StreamName, _Connection] = attrs.field(init=False, factory=dict)  # the last time
+    _found: dict[StreamName, _Tokens] = attrs.field(init=False, factory=dict)  # then; with what was announced first
+    _searched: dict[StreamName, _Searched] = attrs.field(init=False, factory=dict)  # since the start of this process
+    _troubles: dict[str, TroubleLog] = attrs.field(
+        init=False, factory=lambda: defaultdict(lambda: TroubleLog(FormerWriters.log, LogLevel.warn))
+    )
+
+    def known(self, follower: StreamFollower) -> bool:
+        """Whether the former writers of a stream are searched on this connection, and are followed."""
+        if not self._concerns(follower):
+            return True
+        connection, name = self._connection(), follower.name
+        found = self._found.get(name, {})
+        return connection is not None and self._looked.get(name) == connection and found.keys() <= {*follower.cursors}
+
+    async def look(
+        self, followers: Iterable[StreamFollower], stored: Mapping[StreamName, Mapping[InstanceName, Token]]
+    ) -> None:
+        """Search where that was not done on this connection; ``stored`` are the positions in the database."""
+        connection = self._connection()
+        if connection is None:
+            return
+        suspects: dict[StreamFollower, _Tokens] = {}
+        for follower in [each for each in followers if each.cursors and self._concerns(each)]:
+            name = follower.name
+            if self._looked.get(name) == connection:
+                self._raise(connection, follower, stored.get(name, {}))
+                await self._tried(name, self._store(follower, self._searched[name]))
+            elif (found := await self._tried(name, self._search(follower, stored.get(name, {})))) is not None:
+                suspects[follower] = found
+        if any(suspects.values()):  # a new writer may have sent no position yet, and have stored none
+            await self._lifetime.sleep(LOOK_AGAIN)
+            again = await self._tried("", self._source.stored_positions())
+            if again is None:
+                return
+            stored = again
+        for follower, found in suspects.items():
+            if connection == self._connection():
+                self._looked[follower.name] = connection
+                self._follow(connection, follower, self._former(follower, stored.get(follower.name, {}), found))
+
+    # ---- inside
+
+    def _concerns(self, follower: StreamFollower) -> bool:
+        name, source = follower.name, self._source
+        return follower.audited and source.audits(name) and source.stores_positions(name) and source.names_writers(name)
+
+    def _connection(self) -> _Connection | None:
+        """Return the connection to a Redis that is followed, with its number."""
+        followed = [each for each in self._links if is_redis(each.endpoint) and each.state == "following"]
+        return (followed[0], followed[0].connections) if followed else None
+
+    async def _search(self, follower: StreamFollower, stored: Mapping[InstanceName, Token]) -> _Tokens:
+        """Return the former writers of a stream, each with the position that it gets.
+
+        Its last row may be above all stored positions.
+        """
+        name, positions, end = follower.name, follower.all_positions(), max(stored.values(), default=Token(0))
+        last = max(end, await self._source.last_row(name))
+        if name not in self._searched:
+            begin = Token(0) if follower.known is None else await follower.known.searched()
+            self._searched[name] = _Searched(begin, begin, {})
+        searched = self._searched[name]
+        if searched.upto < last:
+            searched.writers.update(await self._source.writers(name, after=searched.upto, upto=last))
+            searched.upto = last
+        known = {**dict.fromkeys(positions, Token(0)), **searched.writers}
+        found = {writer: max(end, token, positions.get(writer, end)) for writer, token in known.items()}
+        return self._former(follower, stored, found)
+
+    def _former(self, follower: StreamFollower, stored: Mapping[InstanceName, Token], found: _Tokens) -> _Tokens:
+        """Return those without a stored position of which no connection has sent a position."""
+        linked = {writer for writer, cursor in follower.cursors.items() if cursor.linked}
+        return {writer: token for writer, token in found.items() if writer not in stored and writer not in linked}
+
+    def _follow(self, connection: _Connection, follower: StreamFollower, found: _Tokens) -> None:
+        name = follower.name
+        new = found.keys() - self._found.get(name, {}).keys()
+        self._found[name] = found
+        if not found:
+            return
+        if new:
+            self.log.info(
+                "{stream}: {writers} write no more; their facts are those of {source}",
+                stream=name,
+                writers=", ".join(sorted(new)),
+                source=self._source.name,
+            )
+        self._source.note_former(name, found)
+        self._received(connection[0], [Position(name, writer, token, token) for writer, token in found.items()])
+
+    def _raise(self, connection: _Connection, follower: StreamFollower, stored: Mapping[InstanceName, Token]) -> None:
+        """Let the positions of former writers follow the others; one that has come back sends its own."""
+        name, end = follower.name, max(stored.values(), default=Token(0))
+        found = self._found[name] = {each: token for each, token in self._found[name].items() if each not in stored}
+        behind = [each for each in found if each in follower.cursors and follower.cursors[each].published < end]
+        self._received(connection[0], [Position(name, writer, end, end) for writer in behind])
+
+    async def _store(self, follower: StreamFollower, searched: _Searched) -> None:
+        """Store up to where the next start need not search: all that was found is applied, with a stored position."""
+        applied = all(follower.position(writer) >= token for writer, token in searched.writers.items())
+        if searched.stored < searched.upto and applied and follower.known is not None:
+            await follower.known.note_searched(searched.upto)
+            searched.stored = searched.upto
+
+    async def _tried(self, stream: str, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of ``work``; None if it fails, which is logged once."""
+        try:
+            result = await work
+        except ReplicationError as error:
+            if not self._lifetime.ended:
+                self._troubles[stream].report(
+                    "cannot search former writers of {what} in {source}: {error}",
+                    what=stream or "streams",
+                    source=self._source.name,
+                    error=error,
+                )
+            return None
+        self._troubles[stream].end()
+        return result
