@@ -19,7 +19,7 @@ from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 
     from replication.deferreds import Lifetime
     from replication.follower.stream import StreamFollower
@@ -37,14 +37,8 @@ class IFormerWritersSource(Protocol):
 
     name: str  # for messages
 
-    def audits(self, stream: StreamName) -> bool:
-        """Whether it has a stream."""
-
-    def stores_positions(self, stream: StreamName) -> bool:
-        """Whether ``stored_positions`` have those of a stream."""
-
     def names_writers(self, stream: StreamName) -> bool:
-        """Whether each row of a stream has the name of its writer."""
+        """Whether positions of a stream are stored there, and each of its rows has the name of its writer."""
 
     async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return the positions of the writers that are stored there."""
@@ -57,6 +51,10 @@ class IFormerWritersSource(Protocol):
 
     def note_former(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
         """Note that these writers have ended."""
+
+
+def _over_redis(links: Iterable[IWriterLink]) -> list[IWriterLink]:
+    return [each for each in links if is_redis(each.endpoint)]
 
 
 @attrs.define
@@ -77,7 +75,7 @@ class FormerWriters:
 
     Args:
         source: the database of the writers.
-        links: to the writers.
+        links: to the writers, all that there are; those to a Redis are used.
         lifetime: of this process.
         received: processes commands of a link, as those that it has received.
 
@@ -86,7 +84,7 @@ class FormerWriters:
     log = Logger()
 
     _source: IFormerWritersSource
-    _links: Iterable[IWriterLink]
+    _links: Sequence[IWriterLink] = attrs.field(converter=_over_redis)
     _lifetime: Lifetime
     _received: Callable[[IWriterLink, list[Position]], object]
     _looked: dict[StreamName, _Connection] = attrs.field(init=False, factory=dict)  # the last time
@@ -133,13 +131,11 @@ class FormerWriters:
     # ---- inside
 
     def _concerns(self, follower: StreamFollower) -> bool:
-        name, source = follower.name, self._source
-        return follower.audited and source.audits(name) and source.stores_positions(name) and source.names_writers(name)
+        return follower.audited and self._source.names_writers(follower.name)
 
     def _connection(self) -> _Connection | None:
         """Return the connection to a Redis that is followed, with its number."""
-        followed = [each for each in self._links if is_redis(each.endpoint) and each.state == "following"]
-        return (followed[0], followed[0].connections) if followed else None
+        return next(((each, each.connections) for each in self._links if each.state == "following"), None)
 
     async def _search(self, follower: StreamFollower, stored: Mapping[InstanceName, Token]) -> _Tokens:
         """Return the former writers of a stream, each with the position that it gets.

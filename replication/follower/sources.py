@@ -49,11 +49,15 @@ class DatabaseCatchUp:
     log = Logger()
 
     def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
-        self._dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
-        dialect = self._dialect
+        dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
         self._mapped = {each.name: each for each in definitions if each.maps(dialect) or each.sources(dialect)}
         # Of these streams another program stores the positions, or none.
         self.foreign = {name: each for name, each in self._mapped.items() if each.position_name is not None}
+        self._naming_writers = {
+            name
+            for name, each in self.foreign.items()
+            if each.stored_name is not None and all(table.instance_column for table in each.all_sources(dialect))
+        }
         self._new_store = partial(open_store, url, reactor, read_only=True, foreign=bool(self._mapped))
         self._store: IStreamStore = self._new_store()
         self._declared: set[StreamName] = set()
@@ -141,8 +145,8 @@ class DatabaseCatchUp:
     # ---- the source of former writers
 
     def names_writers(self, stream: StreamName) -> bool:
-        """Whether each row of a stream in ``foreign`` has the name of its writer."""
-        return all(each.instance_column is not None for each in self.foreign[stream].all_sources(self._dialect))
+        """Whether the positions of a stream in ``foreign`` are stored, and each row has the name of its writer."""
+        return stream in self._naming_writers
 
     async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> dict[InstanceName, Token]:
         """Return the writers with rows in a range of a stream in ``foreign``, each with its largest token there.

@@ -109,7 +109,7 @@ class FakeDatabase:
         return {token for token, of in self.written.items() if of == writer and after < token <= upto}
 
     def names_writers(self, stream: StreamName) -> bool:
-        return True
+        return self._stored_name is not None
 
     async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> dict[InstanceName, Token]:
         self.asked["writers"] += 1
