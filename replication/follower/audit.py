@@ -177,11 +177,12 @@ class Audit:
 
     async def _go_back_if_restored(self, stored: _Positions) -> None:
         """Go back if two looks in a row show that the database has lost facts that were applied."""
-        found = await find_restored(self._source, self._audited(), stored)
+        former = {} if self._former is None else self._former.found
+        found = await find_restored(self._source, self._audited(), stored, former)
         if not found or not await self._source.is_primary():
             return
         await self._lifetime.sleep(LOOK_AGAIN)
-        again = await find_restored(self._source, found, await self._source.stored_positions())
+        again = await find_restored(self._source, found, await self._source.stored_positions(), former)
         if again:
             await go_back(self._source, self._audited(), {follower: found[follower] for follower in again})
 

@@ -15,7 +15,7 @@ from replication.follower.stream import FollowMode
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from replication.follower.audit import IAuditSource
     from replication.follower.stream import StreamFollower
@@ -23,26 +23,31 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, StreamName
 
     _Positions = Mapping[StreamName, Mapping[InstanceName, Token]]
+    _Writers = Mapping[StreamName, Collection[InstanceName]]
     _Ends = Mapping[StreamFollower, Mapping[InstanceName, Token]]
 
 log: Final = Logger()
 
 
-async def find_restored(source: IAuditSource, followers: Iterable[StreamFollower], stored: _Positions) -> _Ends:
+async def find_restored(
+    source: IAuditSource, followers: Iterable[StreamFollower], stored: _Positions, former: _Writers
+) -> _Ends:
     """Return where writers end in the database, of the streams of which it has lost facts that were applied here.
 
-    ``stored`` are the positions in the database.  A stream without stored positions is left out.
+    ``stored`` are the positions in the database.  A stream without stored positions is left out: it has moved to
+    another process, if it had some.  Positions of ``former`` writers show nothing: their last rows may be above all
+    stored positions, and be deleted.
     """
     found = {}
     for follower in followers:
         positions, current = stored.get(follower.name, {}), _current(follower)
-        end, reached = max(positions.values(), default=Token(0)), _reached(follower)
+        end, reached = max(positions.values(), default=Token(0)), _reached(follower, former.get(follower.name, ()))
         lower = {  # at a former check, the stored positions of these writers were above those of now
             writer: positions[writer]
             for writer in current.keys() & positions.keys()
             if positions[writer] < follower.checked.get(writer, Token(0))
         }
-        if not source.stores_positions(follower.name) or not (lower or end < reached):
+        if not positions or not (lower or end < reached):
             continue
         if end < reached:  # an ID was rolled back, or a process was killed before it stored its position, or a restore
             end = max(end, await source.last_row(follower.name))
@@ -91,5 +96,5 @@ def _current(follower: StreamFollower) -> dict[InstanceName, Cursor]:
     return {writer: cursor for writer, cursor in follower.cursors.items() if cursor.linked and cursor.confirmed}
 
 
-def _reached(follower: StreamFollower) -> Token:
-    return max((cursor.position for cursor in _current(follower).values()), default=Token(0))
+def _reached(follower: StreamFollower, without: Collection[InstanceName]) -> Token:
+    return max((each.position for of, each in _current(follower).items() if of not in without), default=Token(0))

@@ -88,7 +88,7 @@ class FormerWriters:
     _lifetime: Lifetime
     _received: Callable[[IWriterLink, list[Position]], object]
     _looked: dict[StreamName, _Connection] = attrs.field(init=False, factory=dict)  # the last time
-    _found: dict[StreamName, _Tokens] = attrs.field(init=False, factory=dict)  # then; with what was announced first
+    found: dict[StreamName, _Tokens] = attrs.field(init=False, factory=dict)  # then, with the first position of each
     _searched: dict[StreamName, _Searched] = attrs.field(init=False, factory=dict)  # since the start of this process
     _troubles: dict[str, TroubleLog] = attrs.field(
         init=False, factory=lambda: defaultdict(lambda: TroubleLog(FormerWriters.log, LogLevel.warn))
@@ -99,7 +99,7 @@ class FormerWriters:
         if not self._concerns(follower):
             return True
         connection, name = self._connection(), follower.name
-        found = self._found.get(name, {})
+        found = self.found.get(name, {})
         return connection is not None and self._looked.get(name) == connection and found.keys() <= {*follower.cursors}
 
     async def look(
@@ -148,6 +148,7 @@ class FormerWriters:
             begin = Token(0) if follower.known is None else await follower.known.searched()
             self._searched[name] = _Searched(begin, begin, {})
         searched = self._searched[name]
+        searched.upto, searched.stored = min(searched.upto, last), min(searched.stored, last)  # it may be restored
         if searched.upto < last:
             searched.writers.update(await self._source.writers(name, after=searched.upto, upto=last))
             searched.upto = last
@@ -162,8 +163,8 @@ class FormerWriters:
 
     def _follow(self, connection: _Connection, follower: StreamFollower, found: _Tokens) -> None:
         name = follower.name
-        new = found.keys() - self._found.get(name, {}).keys()
-        self._found[name] = found
+        new = found.keys() - self.found.get(name, {}).keys()
+        self.found[name] = found
         if not found:
             return
         if new:
@@ -179,7 +180,7 @@ class FormerWriters:
     def _raise(self, connection: _Connection, follower: StreamFollower, stored: Mapping[InstanceName, Token]) -> None:
         """Let the positions of former writers follow the others; one that has come back sends its own."""
         name, end = follower.name, max(stored.values(), default=Token(0))
-        found = self._found[name] = {each: token for each, token in self._found[name].items() if each not in stored}
+        found = self.found[name] = {each: token for each, token in self.found[name].items() if each not in stored}
         behind = [each for each in found if each in follower.cursors and follower.cursors[each].published < end]
         self._received(connection[0], [Position(name, writer, end, end) for writer in behind])
 

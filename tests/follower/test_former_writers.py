@@ -379,3 +379,45 @@ class RelayTests(DatabaseCase):
                 self.check()
         self.assertEqual(len([each for each in lines if "has the name of this process" in each]), 1)
         self.assertEqual(self.worker.token("events"), MultiWriterToken(Token(0), {ONE: Token(9), OLD: Token(9)}))
+
+
+class RestoreTests(FormerCase):
+    """A position that is no longer stored, or of a former writer, is no sign of a restored database."""
+
+    def test_a_stream_has_moved_and_its_rows_are_deleted_once_they_are_delivered(self) -> None:
+        self.database.positions[OLD] = Token(7)
+        self.followed.at(ONE, 9)
+        self.followed.at(OLD, 7)
+        self.database.positions.clear()
+        del self.database.written[Token(9)]
+        with logged() as lines:
+            self.followed.check()
+            self.followed.check()
+        self.assertEqual((lines, sorted(self.followed.applied())), ([], [2, 3, 4, 7, 9]))
+
+    def test_the_last_rows_of_a_former_writer_are_deleted(self) -> None:
+        self.database.written[Token(12)] = OLD
+        self.followed.at(ONE, 9)
+        self.followed.check()
+        del self.database.written[Token(12)]
+        with logged() as lines:
+            self.followed.check()
+            self.followed.check()
+        self.assertEqual((lines, self.followed.place(OLD)), ([], 12))
+
+    def test_after_a_restore_former_writers_go_back_and_are_searched_from_there(self) -> None:
+        self.followed.at(ONE, 9)
+        self.followed.check()
+        self.followed.check()
+        self.database.restore(5)
+        del self.database.positions[OLD]
+        with logged():
+            self.followed.check()
+        self.assertEqual((sorted(self.followed.applied()), self.followed.place(OLD)), ([2, 3, 4], 4))
+        self.followed.reconnect(one=4)
+        self.followed.check()
+        self.database.write(ONE, 8)
+        self.database.written[Token(6)] = OTHER
+        self.followed.reconnect(one=8)
+        self.followed.check()
+        self.assertEqual(sorted(self.followed.applied()), [2, 3, 4, 6, 8])
