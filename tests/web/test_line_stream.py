@@ -54,7 +54,8 @@ class KeyedServed(FakeServed):
         if known is not None:
             self.appended.pop()
             return known
-        if error := next((each for rows in self.appended[-1][1] for each in rows if each in self.refused), None):
+        rows_of_all = [each for rows in self.appended[-1][1] for each in rows]
+        if error := next((each for each in self.refused if each in rows_of_all), None):
             self.appended.pop()
             raise self.refused[error]
         tokens = [type(token)(token + first) for token in new]
