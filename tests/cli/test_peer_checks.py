@@ -37,6 +37,11 @@ CLIENT_AUTH = ExtendedKeyUsageOID.CLIENT_AUTH
 HTTP = "--http=tcp:0:interface=127.0.0.1"
 
 
+@pytest.fixture(autouse=True)
+def look_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_checks, "LOOK_AGAIN", 0.05)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the daemons."""
