@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import ReplicationError
-from replication.follower.database_restores import find_restored, go_back
+from replication.follower.database_restores import find_restored, go_back, positions_reached
 from replication.logs import TroubleLog
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -66,6 +66,9 @@ class IAuditSource(Protocol):
 
     async def last_row(self, stream: StreamName) -> Token:
         """Return the largest token of all writers; 0 if there is no row."""
+
+    def keeps_rows(self, stream: StreamName) -> bool:
+        """Whether no row of a stream is replaced by later ones, or deleted once it was delivered."""
 
     async def is_primary(self) -> bool:
         """Whether it never lacks what was published, as a standby may."""
@@ -149,6 +152,7 @@ class Audit:
 
     async def check(self) -> None:
         """Compare; if facts are missing, compare again after LOOK_AGAIN seconds, and fetch those still missing."""
+        reached = positions_reached(self._audited(), self._former_writers())
         stored = await self._tried("", self._source.stored_positions())
         self._stored = stored or {}
         if stored is not None and self._former is not None:
@@ -157,7 +161,7 @@ class Audit:
             self._checked()
         if stored is None:
             return
-        await self._tried("", self._go_back_if_restored(stored))
+        await self._tried("", self._go_back_if_restored(reached, stored))
         suspects = {}
         for follower in self._audited():
             if found := await self._tried(follower.name, self._look(follower, stored, advance=True)):
@@ -175,16 +179,19 @@ class Audit:
     def _former_known(self, follower: StreamFollower) -> bool:
         return self._former is None or self._former.known(follower)
 
-    async def _go_back_if_restored(self, stored: _Positions) -> None:
-        """Go back if two looks in a row show that the database has lost facts that were applied."""
-        former = {} if self._former is None else self._former.found
-        found = await find_restored(self._source, self._audited(), stored, former)
+    def _former_writers(self) -> Mapping[StreamName, Collection[InstanceName]]:
+        return {} if self._former is None else self._former.found
+
+    async def _go_back_if_restored(self, reached: Mapping[StreamFollower, Token], stored: _Positions) -> None:
+        """Go back if two looks show that the database has lost facts that were applied before the first look."""
+        found = await find_restored(self._source, reached, stored)
         if not found or not await self._source.is_primary():
             return
         await self._lifetime.sleep(LOOK_AGAIN)
-        again = await find_restored(self._source, found, await self._source.stored_positions(), former)
+        stored = await self._source.stored_positions()
+        again = await find_restored(self._source, {each: reached[each] for each in found}, stored)
         if again:
-            await go_back(self._source, self._audited(), {follower: found[follower] for follower in again})
+            await go_back(self._source, self._audited(), {follower: found[follower] for follower in again}, stored)
 
     async def _run(self) -> None:
         clock = self._lifetime.clock

@@ -29,46 +29,54 @@ if TYPE_CHECKING:
 log: Final = Logger()
 
 
-async def find_restored(
-    source: IAuditSource, followers: Iterable[StreamFollower], stored: _Positions, former: _Writers
-) -> _Ends:
+def positions_reached(followers: Iterable[StreamFollower], former: _Writers) -> dict[StreamFollower, Token]:
+    """Return up to where facts of each stream are applied.
+
+    Those of ``former`` writers show nothing: their last rows may be above all stored positions, and be deleted.
+    """
+    return {
+        follower: max(
+            (each.position for of, each in _current(follower).items() if of not in former.get(follower.name, ())),
+            default=Token(0),
+        )
+        for follower in followers
+    }
+
+
+async def find_restored(source: IAuditSource, reached: Mapping[StreamFollower, Token], stored: _Positions) -> _Ends:
     """Return where writers end in the database, of the streams of which it has lost facts that were applied here.
 
-    ``stored`` are the positions in the database.  A stream without stored positions is left out: it has moved to
-    another process, if it had some.  Positions of ``former`` writers show nothing: their last rows may be above all
-    stored positions, and be deleted.
+    ``stored`` are the positions in the database, read after ``reached``: a process publishes a fact before it stores
+    its position.  A stream without stored positions is left out: it has moved to another process, if it had some.
     """
     found = {}
-    for follower in followers:
+    for follower, applied in reached.items():
         positions, current = stored.get(follower.name, {}), _current(follower)
-        end, reached = max(positions.values(), default=Token(0)), _reached(follower, former.get(follower.name, ()))
+        end = max(positions.values(), default=Token(0))
         lower = {  # at a former check, the stored positions of these writers were above those of now
             writer: positions[writer]
             for writer in current.keys() & positions.keys()
             if positions[writer] < follower.checked.get(writer, Token(0))
         }
-        if not positions or not (lower or end < reached):
+        if not positions or not (lower or end < applied):
             continue
-        if end < reached:  # an ID was rolled back, or a process was killed before it stored its position, or a restore
+        if end < applied:  # an ID was rolled back, or a process was killed before it stored its position, or a restore
             end = max(end, await source.last_row(follower.name))
-        if end < reached and (lower or (follower.known and await follower.known.find(Token(end + 1), reached))):
+        if end < applied and (lower or await _are_applied(source, follower, end, applied)):
             found[follower] = dict.fromkeys(current, end)
         elif lower:  # other writers have passed what is lost
             found[follower] = dict.fromkeys(current, min(lower.values())) if _can_repeat(follower) else lower
     return found
 
 
-async def go_back(source: IAuditSource, followers: Iterable[StreamFollower], ends: _Ends) -> None:
-    """Follow each writer from where it ends in the database.
-
-    A stream without stored positions ends at its last row.
-    """
+async def go_back(source: IAuditSource, followers: Iterable[StreamFollower], ends: _Ends, stored: _Positions) -> None:
+    """Follow each writer from where it ends in the restored database: in ``ends``, or at the end of its stream."""
     for follower in followers:
-        current = _current(follower)
-        of_writers = ends.get(follower, {})
-        if follower not in ends and not source.stores_positions(follower.name):
-            of_writers = dict.fromkeys(current, await source.last_row(follower.name))
-        for writer, end in of_writers.items():
+        current, of_writers, positions = _current(follower), ends.get(follower), stored.get(follower.name, {})
+        if of_writers is None and (positions or not source.stores_positions(follower.name)):
+            end = max([await source.last_row(follower.name), *positions.values()])
+            of_writers = dict.fromkeys(current, end)
+        for writer, end in (of_writers or {}).items():
             cursor = current.get(writer)
             if cursor is None or cursor.published <= end:
                 continue
@@ -86,6 +94,13 @@ async def go_back(source: IAuditSource, followers: Iterable[StreamFollower], end
         follower.resume()
 
 
+async def _are_applied(source: IAuditSource, follower: StreamFollower, end: Token, applied: Token) -> bool:
+    """Whether facts above the end of a stream were applied whose rows would still be there."""
+    if follower.known is None or not source.keeps_rows(follower.name):
+        return False
+    return bool(await follower.known.find(Token(end + 1), applied))
+
+
 def _can_repeat(follower: StreamFollower) -> bool:
     """Whether facts that are fetched again are applied once: what was applied is deleted, or undone."""
     return follower.mode is FollowMode.COPIED or follower.application.undo is not None
@@ -94,7 +109,3 @@ def _can_repeat(follower: StreamFollower) -> bool:
 def _current(follower: StreamFollower) -> dict[InstanceName, Cursor]:
     """Return the cursors that follow a link, and do not go back already."""
     return {writer: cursor for writer, cursor in follower.cursors.items() if cursor.linked and cursor.confirmed}
-
-
-def _reached(follower: StreamFollower, without: Collection[InstanceName]) -> Token:
-    return max((each.position for of, each in _current(follower).items() if of not in without), default=Token(0))

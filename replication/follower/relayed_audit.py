@@ -137,6 +137,10 @@ class RelayedAudit:
         """Return nothing, as ``stored_positions``."""
         return Token(0)
 
+    def keeps_rows(self, _stream: StreamName) -> bool:
+        """Return False, as ``is_primary``."""
+        return False
+
     async def is_primary(self) -> bool:
         """Return False: a relay that goes back closes its connections, and then sends its lower position."""
         return False

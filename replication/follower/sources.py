@@ -132,6 +132,10 @@ class DatabaseCatchUp:
         await self._declare(stream)
         return await self._store.last_row(stream)
 
+    def keeps_rows(self, stream: StreamName) -> bool:
+        """Whether no row of a stream in ``foreign`` is replaced by later ones: such a stream has a key."""
+        return not self.foreign[stream].key
+
     async def is_primary(self) -> bool:
         """Whether the database is no standby, which may lack what was published."""
         await self._open()

@@ -61,7 +61,7 @@ class FakeDatabase:
         self.asked = Counter[str]()
         self.errors: list[StoreError] = []
         self.behind = False  # as a standby may be
-        self.standby = False
+        self.standby, self.keeps = False, True
         self.former: set[InstanceName] = set()
 
     def restore(self, upto: int) -> None:
@@ -100,6 +100,9 @@ class FakeDatabase:
     async def last_row(self, stream: StreamName) -> Token:
         self.asked["last row"] += 1
         return max(self.written, default=Token(0))
+
+    def keeps_rows(self, stream: StreamName) -> bool:
+        return self.keeps
 
     async def is_primary(self) -> bool:
         return not self.standby

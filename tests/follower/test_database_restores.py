@@ -155,6 +155,13 @@ class NoRestoreTests(AuditCase):
         followed.database.positions[ONE] = followed.database.positions[ONE].__class__(3)
         self.check_stays(followed)
 
+    def test_a_delivered_row_of_a_process_that_was_killed_is_deleted(self) -> None:
+        """As in ``to_device``: neither the row nor the position of that fact is in the database."""
+        followed = self.followed()
+        followed.database.keeps = False
+        followed.database.restore(3)
+        self.check_stays(followed)
+
     def test_a_former_writer_has_no_stored_position_any_more(self) -> None:
         followed = self.followed()
         followed.check()
@@ -189,7 +196,7 @@ class WithoutStoredPositionsTests(AuditCase):
         caches.send(ONE, 2, 3, 4)
         caches.database.restore(3)
         with logged() as messages:
-            caches.pump.wait(go_back(caches.database, [caches.follower], {}))
+            caches.pump.wait(go_back(caches.database, [caches.follower], {}, {}))
             caches.settle()
         self.assertEqual(
             messages[0], "caches: the facts of one end at 3 in the database, and 4 was received: it was restored"
