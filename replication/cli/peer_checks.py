@@ -95,8 +95,10 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
         cures = [cure for words, cure in _NOT_READY.items() if words in why] or ["correct what it names"]
         yield Finding(client.url, f"it is not ready: {why}", "; ".join(cures))
     if hidden := status.get("hidden"):  # an earlier version answers without it
-        what = f"the rights of this secret or certificate hide streams, which were not checked: {hidden}"
-        yield Finding(client.url, what, "ask with the right admin, or with read of all streams")
+        what = f"the rights of this secret or certificate hide {hidden} streams, which were not checked"
+        yield Finding(
+            client.url, what, "use a secret or certificate with the right `admin`, or with `read` of all streams"
+        )
     lags = _lags(before)
     for stream in status["streams"]:
         for note in stream.get("notes", ()):
@@ -313,7 +315,7 @@ def _ask_synapse(client: HttpClient) -> list[Finding] | None:
         if error.fields.get("errcode") is None:
             return None
         if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a Synapse's answer to a wrong secret
-            what = f"{client.url} answers 500: it is a Synapse's; an error there, or a missing or wrong secret"
+            what = f"{client.url} is a Synapse's, and answers 500: a missing or wrong secret, or an error there"
             return [Finding(client.url, what, "name the file with its worker_replication_secret in secret_file")]
         cure = "give the URL of a listener of that process with the resource replication"
         return [Finding(client.url, str(error), cure)]

@@ -68,10 +68,10 @@ class IAuditSource(Protocol):
         """Return the largest token of all writers; 0 if there is no row."""
 
     def keeps_rows(self, stream: StreamName) -> bool:
-        """Whether no row of a stream is replaced by later ones, or deleted once it was delivered."""
+        """Whether the rows of a stream stay: none is replaced by later ones, or deleted once it was delivered."""
 
     async def is_primary(self) -> bool:
-        """Whether it never lacks what was published, as a standby may."""
+        """Whether it has every committed fact: it is no standby, and no relay."""
 
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         """Return the tokens of a writer in a range."""
@@ -111,8 +111,8 @@ class Audit:
         links: to the writers.
         lifetime: of this process.
         interval: seconds between two checks.
-        checked: is called once the positions of a check are known; None calls nothing.
-        former: finds the former writers; None if there is nothing that has them.
+        checked: is called after each reading of the positions, also one that failed; None calls nothing.
+        former: finds the former writers; None unless a Redis is followed.
 
     """
 
@@ -140,7 +140,7 @@ class Audit:
         self._lifetime.watch(Deferred.fromCoroutine(self._run()), "comparing with Synapse's database")
 
     def all_writers_known(self, follower: StreamFollower) -> bool:
-        """Whether the last check has worked, and each writer that it found for a stream has sent a position."""
+        """Whether the last check has worked, and each writer that it found for a stream has a position here."""
         stored = self._stored.get(follower.name)
         return stored is not None and stored.keys() <= follower.all_positions().keys() and self._former_known(follower)
 

@@ -1,7 +1,8 @@
 """A restore of Synapse's database: what is followed goes back to where the database ends.
 
 Over Redis, a lower position of a writer does not show a restore: a process that was started again may send one, too.
-But on a primary server neither the stored positions nor the newest row go back, unless facts were lost
+But on a primary server the stored positions do not go back, nor do the rows of a stream that keeps them, unless facts
+were lost
 (docs/protocol/redis.md, Restores).
 """
 
@@ -44,16 +45,16 @@ def positions_reached(followers: Iterable[StreamFollower], former: _Writers) -> 
 
 
 async def find_restored(source: IAuditSource, reached: Mapping[StreamFollower, Token], stored: _Positions) -> _Ends:
-    """Return where writers end in the database, of the streams of which it has lost facts that were applied here.
+    """Return the streams of which the database has lost applied facts, with the token from which to follow each writer.
 
     ``stored`` are the positions in the database, read after ``reached``: a process publishes a fact before it stores
-    its position.  A stream without stored positions is left out: it has moved to another process, if it had some.
+    its position.  A stream without stored positions is left out.  If it had some, it has moved to another process.
     """
     found = {}
     for follower, applied in reached.items():
         positions, current = stored.get(follower.name, {}), _current(follower)
         end = max(positions.values(), default=Token(0))
-        lower = {  # at a former check, the stored positions of these writers were above those of now
+        lower = {  # these writers were compared up to a token above the position that is stored now
             writer: positions[writer]
             for writer in current.keys() & positions.keys()
             if positions[writer] < follower.checked.get(writer, Token(0))
@@ -81,7 +82,8 @@ async def go_back(source: IAuditSource, followers: Iterable[StreamFollower], end
             if cursor is None or cursor.published <= end:
                 continue
             log.error(
-                "{stream}: the facts of {writer} end at {end} in {source}, and {reached} was received: it was restored",
+                "{stream}: {source} was restored: {writer} was received up to {reached}, "
+                "and is followed again from {end}",
                 stream=follower.name,
                 writer=writer,
                 end=end,
@@ -107,5 +109,5 @@ def _can_repeat(follower: StreamFollower) -> bool:
 
 
 def _current(follower: StreamFollower) -> dict[InstanceName, Cursor]:
-    """Return the cursors that follow a link, and do not go back already."""
+    """Return the cursors that follow a link, and neither compare histories nor go back now."""
     return {writer: cursor for writer, cursor in follower.cursors.items() if cursor.linked and cursor.confirmed}

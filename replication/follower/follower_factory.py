@@ -39,7 +39,7 @@ class FollowerFactory:
         store: holds positions and copies.
         lifetime: of this process.
         functions: of the application.
-        missed: has missed facts.
+        missed: fetches the facts that this process has missed.
         invalidation: of the cached functions.
         links: to the writers.
         written: contains the names of the streams that this process writes.

@@ -59,9 +59,12 @@ def _over_redis(links: Iterable[IWriterLink]) -> list[IWriterLink]:
 
 @attrs.define
 class _Searched:
-    """The writers with rows up to a token, each with its largest token; those up to ``stored`` need no search."""
+    """What was searched since the start: rows up to ``upto``, and the writers found, each with its largest token.
 
-    stored: Token
+    ``noted`` is the ID that ``stream_audits`` has: the next start begins there.
+    """
+
+    noted: Token
     upto: Token
     writers: _Tokens
 
@@ -71,13 +74,14 @@ class FormerWriters:
     """Finds the former writers of each stream, once on each connection to Redis, and follows them.
 
     A former writer gets a position as if that connection had sent it.  So its facts are fetched, and a relay announces
-    it.  Its position rises with those of the others: linear order, and the tokens that are kept, wait for it.
+    it.  Its position is raised with those of the others.  Otherwise linear order would wait for it, and applied tokens
+    would never be forgotten.
 
     Args:
         source: the database of the writers.
         links: to the writers, all that there are; those to a Redis are used.
         lifetime: of this process.
-        received: processes commands of a link, as those that it has received.
+        received: is called with a link and POSITIONs, as if the link had received them.
 
     """
 
@@ -87,8 +91,8 @@ class FormerWriters:
     _links: Sequence[IWriterLink] = attrs.field(converter=_over_redis)
     _lifetime: Lifetime
     _received: Callable[[IWriterLink, list[Position]], object]
-    _looked: dict[StreamName, _Connection] = attrs.field(init=False, factory=dict)  # the last time
-    found: dict[StreamName, _Tokens] = attrs.field(init=False, factory=dict)  # then, with the first position of each
+    _looked: dict[StreamName, _Connection] = attrs.field(init=False, factory=dict)  # where it was last searched
+    found: dict[StreamName, _Tokens] = attrs.field(init=False, factory=dict)  # with the first position of each
     _searched: dict[StreamName, _Searched] = attrs.field(init=False, factory=dict)  # since the start of this process
     _troubles: dict[str, TroubleLog] = attrs.field(
         init=False, factory=lambda: defaultdict(lambda: TroubleLog(FormerWriters.log, LogLevel.warn))
@@ -113,7 +117,7 @@ class FormerWriters:
         for follower in [each for each in followers if each.cursors and self._concerns(each)]:
             name = follower.name
             if self._looked.get(name) == connection:
-                self._raise(connection, follower, stored.get(name, {}))
+                self._raise_positions(connection, follower, stored.get(name, {}))
                 await self._tried(name, self._store(follower, self._searched[name]))
             elif (found := await self._tried(name, self._search(follower, stored.get(name, {})))) is not None:
                 suspects[follower] = found
@@ -148,7 +152,7 @@ class FormerWriters:
             begin = Token(0) if follower.known is None else await follower.known.searched()
             self._searched[name] = _Searched(begin, begin, {})
         searched = self._searched[name]
-        searched.upto, searched.stored = min(searched.upto, last), min(searched.stored, last)  # it may be restored
+        searched.upto, searched.noted = min(searched.upto, last), min(searched.noted, last)  # it may be restored
         if searched.upto < last:
             searched.writers.update(await self._source.writers(name, after=searched.upto, upto=last))
             searched.upto = last
@@ -177,7 +181,9 @@ class FormerWriters:
         self._source.note_former(name, found)
         self._received(connection[0], [Position(name, writer, token, token) for writer, token in found.items()])
 
-    def _raise(self, connection: _Connection, follower: StreamFollower, stored: Mapping[InstanceName, Token]) -> None:
+    def _raise_positions(
+        self, connection: _Connection, follower: StreamFollower, stored: Mapping[InstanceName, Token]
+    ) -> None:
         """Let the positions of former writers follow the others; one that has come back sends its own."""
         name, end = follower.name, max(stored.values(), default=Token(0))
         found = self.found[name] = {each: token for each, token in self.found[name].items() if each not in stored}
@@ -185,11 +191,11 @@ class FormerWriters:
         self._received(connection[0], [Position(name, writer, end, end) for writer in behind])
 
     async def _store(self, follower: StreamFollower, searched: _Searched) -> None:
-        """Store up to where the next start need not search: all that was found is applied, with a stored position."""
+        """Store from where the next start searches, once each writer found is applied up to its largest token."""
         applied = all(follower.position(writer) >= token for writer, token in searched.writers.items())
-        if searched.stored < searched.upto and applied and follower.known is not None:
+        if searched.noted < searched.upto and applied and follower.known is not None:
             await follower.known.note_searched(searched.upto)
-            searched.stored = searched.upto
+            searched.noted = searched.upto
 
     async def _tried(self, stream: str, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of ``work``; None if it fails, which is logged once."""

@@ -156,7 +156,10 @@ def endpoints_of(connect: Sequence[str] | None, writers: Mapping[str, Mapping[st
 
 
 def expected_writers(writers: Mapping[str, Mapping[str, str]]) -> dict[str, list[InstanceName]]:
-    """Return the names of the writers at each endpoint of ``writers``; a Redis has those of a whole Synapse."""
+    """Return the names of the writers at each endpoint of ``writers``.
+
+    A Redis is left out: any process of a Synapse publishes there.
+    """
     expected: dict[str, list[InstanceName]] = {}
     for name, place in writers.items():
         if "connect" in place and not is_redis(place["connect"]):

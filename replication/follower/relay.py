@@ -204,7 +204,7 @@ class Relay:
                 peer.close(f"connect again to compare the history of {stream} of {writer}")
 
     def linked_again(self, link: Hashable) -> None:
-        """Close all connections of followers, once for each new link, if its writer has no history to compare here."""
+        """Close all connections of followers, once for each new link: they must compare histories, as none is here."""
         if link not in self._linked_again:
             self._linked_again.add(link)
             for peer in self.broadcast:

@@ -133,7 +133,7 @@ class DatabaseCatchUp:
         return await self._store.last_row(stream)
 
     def keeps_rows(self, stream: StreamName) -> bool:
-        """Whether no row of a stream in ``foreign`` is replaced by later ones: such a stream has a key."""
+        """Whether the rows of a stream in ``foreign`` stay; one whose rows are replaced, or deleted, has a ``key``."""
         return not self.foreign[stream].key
 
     async def is_primary(self) -> bool:

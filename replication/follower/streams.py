@@ -59,7 +59,7 @@ class FollowedStreams:
         lifetime: of this process.
         factory: makes the follower of a stream.
         functions: of the application, for facts.
-        missed: has missed facts.
+        missed: fetches the facts that this process has missed.
         links: to the writers.
         waiters: fire when positions move.
         commands: the application's functions for other commands.
@@ -195,7 +195,7 @@ class FollowedStreams:
         for each in running:
             each.cancel()
 
-    # ---- what clients receive
+    # ---- what links receive
 
     def received(self, link: IWriterLink, commands: Sequence[Received | LostRow]) -> None:
         """Process the commands of one read."""
@@ -318,8 +318,8 @@ class FollowedStreams:
             return ""
         if follower.histories is not None:
             return last_name(await follower.histories.followed(writer))
-        # No history is compared here, so the writer is asked.  Without a link there is no answer: the next link lets
-        # followers connect again (``Relay.linked_again``).
+        # No history is compared here, so the writer is asked.  Without a link the name is empty: at the next link
+        # ``Relay.linked_again`` closes the followers' connections, so they ask again.
         return await self.links.epoch(stream, writer) or ""
 
     async def _copied_streams(self) -> Collection[StreamName]:

@@ -386,7 +386,7 @@ def ask(**attributes: object) -> list[str]:
 
 
 def test_streams_that_rights_hide_are_found() -> None:
-    words = "hide streams, which were not checked: 2; cure: ask with the right admin"
+    words = "hide 2 streams, which were not checked; cure: use a secret or certificate with the right `admin`"
     assert [sum(words in each for each in ask(hidden=hidden)) for hidden in (0, 2)] == [0, 1]
 
 
@@ -534,7 +534,7 @@ def test_the_http_of_a_process_of_a_synapse_is_no_finding(tmp_path: Path) -> Non
         assert writers_of(tmp_path, *lines, f'secret_file = "{tmp_path}/secret"', writers) == []
         (found,) = writers_of(tmp_path, *lines, writers)
     assert found == (
-        f"{url}: {url} answers 500: it is a Synapse's; an error there, or a missing or wrong secret; "
+        f"{url}: {url} is a Synapse's, and answers 500: a missing or wrong secret, or an error there; "
         "cure: name the file with its worker_replication_secret in secret_file"
     )
 

@@ -34,7 +34,7 @@ class RestoreTests(AuditCase):
         self.assertEqual(
             messages,
             [
-                "orders: the facts of one end at 5 in the database, and 10 was received: it was restored",
+                "orders: the database was restored: one was received up to 10, and is followed again from 5",
                 WENT_BACK,
             ],
         )
@@ -199,6 +199,6 @@ class WithoutStoredPositionsTests(AuditCase):
             caches.pump.wait(go_back(caches.database, [caches.follower], {}, {}))
             caches.settle()
         self.assertEqual(
-            messages[0], "caches: the facts of one end at 3 in the database, and 4 was received: it was restored"
+            messages[0], "caches: the database was restored: one was received up to 4, and is followed again from 3"
         )
         self.assertEqual(caches.follower.position(ONE), 3)

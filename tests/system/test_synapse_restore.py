@@ -69,9 +69,8 @@ def test_copies_lose_what_the_database_has_lost_and_receive_what_follows(
             until(lambda: again(copy) == again(copies[0]) > 5, f"{copy} has the new facts")  # noqa: B023
             assert last(copy, "events") <= LATER
         log = relay.log_of(1)
-        assert (
-            f"events: the facts of persister1 end at {BACKUP['events']} in the database, and 1474 was received" in log
-        )
+        end = f"and is followed again from {BACKUP['events']}"
+        assert f"events: the database was restored: persister1 was received up to 1474, {end}" in log
 
 
 def last(copy: Path, stream: str) -> int:
