@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from replication.errors import CatchUpError, FactsGoneError
 from replication.segments.files import SegmentReader
-from replication.segments.histories import HISTORIES, stored_histories
+from replication.segments.histories import HISTORIES, is_of_tables, stored_histories
 from replication.segments.manifest import MANIFEST, Segment, read_manifest
 from replication.streams.interfaces import Page
 from replication.wire.grammar import Token
@@ -73,14 +73,15 @@ class Archive:
         return replace(page, replaced_upto=self._replaced_upto(segment)) if segment.compacted else page
 
     def history(self, stream: StreamName, writer: InstanceName) -> History:
-        """Return the epochs of a writer's facts in the segments; empty if the folder has none.
+        """Return the epochs of a writer's facts in the segments; empty if the folder has none, or only names of tables.
 
         StoreError: they cannot be read.
         """
         stamp = self._folder.stamp(HISTORIES)
         if stamp != self._histories[0]:
             self._histories = stamp, stored_histories(self._folder)
-        return self._histories[1].get((stream, writer), ())
+        found = self._histories[1].get((stream, writer), ())
+        return () if is_of_tables(found) else found
 
     def close(self) -> None:
         """Close all files."""

@@ -10,8 +10,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import StoreError
+from replication.segments.histories import TABLES
 from replication.storage.joined import JoinedRows
 from replication.storage.names import quoted
+from replication.streams.history import Epoch
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 
     from replication.segments.databases import Database
     from replication.streams.definitions import StreamDefinition
+    from replication.streams.history import History
 
 PATIENCE: Final = 60.0  # seconds that a transaction with an ID may take
 POLL_INTERVAL: Final = 0.1  # seconds
+_OID: Final = "to_regclass('{}')::oid"
 # A transaction holds this lock from its first nextval() on.
 _HOLDERS: Final = (
     "SELECT virtualtransaction FROM pg_locks WHERE relation = to_regclass('{}') AND mode = 'RowExclusiveLock' "
@@ -49,6 +53,18 @@ def foreign_positions(
     for writer, newest in _newest(database, definition, after).items():
         positions.setdefault(writer, max(newest, ends.get(writer, newest)))
     return positions
+
+
+def tables_history(database: Database, definition: StreamDefinition) -> History:
+    """Return one epoch that names the tables of a stream: others are in their place after a dump was restored.
+
+    It is empty on SQLite, whose tables have no such name.
+    """
+    if database.dialect != "postgresql":
+        return ()
+    tables = sorted({quoted(each.table) for each in definition.all_sources(database.dialect)})
+    ((oids,),) = database.rows(f"SELECT concat_ws(' ', {', '.join(_OID.format(each) for each in tables)})")
+    return (Epoch(TABLES + oids, Token(0), Token(0)),)
 
 
 def _without_positions(

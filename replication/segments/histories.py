@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Histories = Mapping[tuple[StreamName, InstanceName], History]
 
 HISTORIES: Final = "histories.json"
+TABLES: Final = "tables "  # begins the name of an epoch that stands for the tables of another program
 
 
 def read_histories(database: Database) -> Histories:
@@ -68,14 +69,16 @@ def check_unchanged(database: Database, part: StreamRange, planned: Sequence[His
     What was read of the range may then lack facts, or have others.
     """
     from replication.segments.databases import read_positions  # noqa: PLC0415 (a worker reads histories, no database)
+    from replication.segments.foreign import tables_history  # noqa: PLC0415 (likewise)
 
-    now = read_histories(database)
+    definition, foreign = part.definition, part.definition.position_name is not None
+    of_tables = tables_history(database, definition) if foreign else ()
+    now = {} if foreign else read_histories(database)
     stored = {(stream, writer): abs(stream_id) for stream, writer, stream_id in read_positions(database) or ()}
     for each, history in zip(part.writers, planned, strict=True):
-        key = part.definition.name, each.instance
-        if history and (
-            common_position(history, now.get(key, ()), each.upto) != each.upto or stored.get(key, 0) < each.upto
-        ):
+        key = definition.name, each.instance
+        common = common_position(history, of_tables if foreign else now.get(key, ()), each.upto)
+        if history and (common != each.upto or (not foreign and stored.get(key, 0) < each.upto)):
             raise StoreError(
                 f"{database.url!r} was restored or exchanged while {part.definition.name} by {each.instance} was read "
                 f"up to {each.upto}; nothing was added: start its master, then run the same command again"
@@ -84,6 +87,11 @@ def check_unchanged(database: Database, part: StreamRange, planned: Sequence[His
 
 def _encode(histories: Histories) -> bytes:
     return msgspec.json.encode([[*key, encode_history(history)] for key, history in sorted(histories.items())])
+
+
+def is_of_tables(history: History) -> bool:
+    """Whether a history only names tables: no writer has it."""
+    return any(epoch.name.startswith(TABLES) for epoch in history)
 
 
 def stored_histories(folder: Folder) -> Histories:

@@ -20,7 +20,7 @@ from replication.errors import ConfigError, StoreError, UnknownStreamError
 from replication.segments.compression import check_compression
 from replication.segments.databases import open_database, read_positions, resolve_url
 from replication.segments.folders import open_folder, read_index
-from replication.segments.foreign import foreign_positions
+from replication.segments.foreign import foreign_positions, tables_history
 from replication.segments.histories import check_histories, check_unchanged, read_histories
 from replication.segments.kept import check_kept
 from replication.segments.manifest import (
@@ -482,7 +482,13 @@ def _plan(
         warnings: list[str] = []
         ranges = list(plan_ranges(database, request, manifest, warnings))
         if read_histories(database) == histories:
-            return ranges, histories, warnings
+            foreign = {
+                (part.definition.name, writer.instance): tables_history(database, part.definition)
+                for part in ranges
+                if part.definition.position_name is not None
+                for writer in part.writers
+            }
+            return ranges, {**histories, **{key: history for key, history in foreign.items() if history}}, warnings
 
 
 def run_in_process(request: ReplayRequest) -> list[Segment]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from replication.segments.compression import compress
 from replication.segments.files import SegmentWriter, verify
 from replication.segments.folders import LocalFolder
+from replication.segments.histories import HISTORIES
 from replication.segments.manifest import WORK, Manifest, Segment, read_manifest, staged_name, write_manifest
 from replication.segments.run import ReplayRequest, SegmentOptions, StreamRange, WriterRange
 from replication.session.encoder import encode_facts
@@ -186,6 +187,7 @@ def chain_lines(folder: Path, writer: str = MASTER, stream: str = STREAM) -> byt
     assert [fault for _, fault in verify(opened) if fault] == []
     manifest = read_manifest(opened)
     assert manifest is not None
-    assert opened.names() == sorted(["manifest.json", *[each.name for each in manifest.segments]])
+    names = [each for each in opened.names() if each != HISTORIES]
+    assert names == sorted(["manifest.json", *[each.name for each in manifest.segments]])
     chain = manifest.chains().get((StreamName(stream), InstanceName(writer)), [])
     return b"".join(lines_of(opened, each) for each in chain)

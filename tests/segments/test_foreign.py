@@ -15,9 +15,12 @@ pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in the checkout")
 
 from replication.errors import StoreError
-from replication.segments import foreign
+from replication.segments import export, foreign
+from replication.segments.archive import Archive
 from replication.segments.databases import open_database
+from replication.segments.folders import LocalFolder
 from replication.segments.foreign import foreign_positions
+from replication.segments.histories import is_of_tables, stored_histories
 from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
 from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.wire.grammar import InstanceName, Token
@@ -87,6 +90,54 @@ def test_all_rows_of_a_former_writer_are_written(database: psycopg.Connection, t
     insert(database, "new")
     store(database, 5)
     assert replay(database, tmp_path, ORDERS) == {"new": [2, 4, 5], "old": [1, 3]}
+
+
+def make_tables_anew(connection: psycopg.Connection) -> None:
+    """Do what ``pg_restore`` does."""
+    connection.execute("CREATE TABLE dump AS SELECT * FROM their_orders")
+    connection.execute("DROP TABLE their_orders")
+    connection.execute("CREATE TABLE their_orders (stream_id bigint PRIMARY KEY, writer text, item text)")
+    connection.execute("INSERT INTO their_orders SELECT * FROM dump")
+
+
+def test_a_folder_from_before_a_dump_was_restored_is_refused(database: psycopg.Connection, tmp_path: Path) -> None:
+    """The tables may have other facts now, although their last ID is above those in the segments."""
+    store(database, 4)
+    replay(database, tmp_path, ORDERS)
+    insert(database, "new")
+    store(database, 5)
+    assert replay(database, tmp_path, ORDERS)["new"] == [2, 4, 5]
+    make_tables_anew(database)
+    insert(database, "new")
+    store(database, 6)
+    words = (
+        r"^segments of orders by new reach 5, but the database has other facts above 0: it was restored or exchanged"
+    )
+    with pytest.raises(StoreError, match=words):
+        replay(database, tmp_path, ORDERS)
+
+
+def test_tables_that_are_made_anew_while_they_are_read_add_nothing(
+    database: psycopg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(database, 4)
+    write = export.export_range
+
+    def restore_first(*which: Any) -> Any:
+        make_tables_anew(database)
+        return write(*which)
+
+    monkeypatch.setattr(export, "export_range", restore_first)
+    with pytest.raises(StoreError, match="was restored or exchanged while orders by new was read up to 4"):
+        replay(database, tmp_path, ORDERS)
+
+
+def test_a_worker_compares_no_names_of_tables_with_a_history(database: psycopg.Connection, tmp_path: Path) -> None:
+    store(database, 4)
+    replay(database, tmp_path, ORDERS)
+    (known,) = {*map(tuple, stored_histories(LocalFolder(tmp_path)).values())}
+    assert is_of_tables(known)
+    assert Archive(LocalFolder(tmp_path)).history(ORDERS.name, InstanceName("new")) == ()
 
 
 def test_a_run_with_upto_is_continued_for_a_former_writer(database: psycopg.Connection, tmp_path: Path) -> None:
