@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import ReplicationError
-from replication.follower.database_restores import find_restored, go_back, positions_reached
+from replication.follower.database_restores import Reached, find_restored, go_back, positions_reached
 from replication.logs import TroubleLog
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -126,6 +126,9 @@ class Audit:
     _checked: Callable[[], None] | None = None
     _former: FormerWriters | None = None
     _stored: _Positions = attrs.field(init=False, factory=dict)  # of the last check; empty if it failed
+    _seen: dict[StreamName, dict[InstanceName, Token]] = attrs.field(  # the largest that were stored there
+        init=False, factory=lambda: defaultdict(dict)
+    )
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
     _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
@@ -182,16 +185,19 @@ class Audit:
     def _former_writers(self) -> Mapping[StreamName, Collection[InstanceName]]:
         return {} if self._former is None else self._former.found
 
-    async def _go_back_if_restored(self, reached: Mapping[StreamFollower, Token], stored: _Positions) -> None:
+    async def _go_back_if_restored(self, reached: Mapping[StreamFollower, Reached], stored: _Positions) -> None:
         """Go back if two looks show that the database has lost facts that were applied before the first look."""
-        found = await find_restored(self._source, reached, stored)
-        if not found or not await self._source.is_primary():
-            return
-        await self._lifetime.sleep(LOOK_AGAIN)
-        stored = await self._source.stored_positions()
-        again = await find_restored(self._source, {each: reached[each] for each in found}, stored)
-        if again:
-            await go_back(self._source, self._audited(), {follower: found[follower] for follower in again}, stored)
+        found = await find_restored(self._source, reached, stored, self._seen)
+        if found and await self._source.is_primary():
+            await self._lifetime.sleep(LOOK_AGAIN)
+            stored = await self._source.stored_positions()
+            again = await find_restored(self._source, {each: reached[each] for each in found}, stored, self._seen)
+            if again:
+                self._seen.clear()
+                await go_back(self._source, self._audited(), {follower: found[follower] for follower in again}, stored)
+        for stream, positions in stored.items():
+            for writer, token in positions.items():
+                self._seen[stream][writer] = max(token, self._seen[stream].get(writer, token))
 
     async def _run(self) -> None:
         clock = self._lifetime.clock

@@ -1,15 +1,15 @@
 """A restore of Synapse's database: what is followed goes back to where the database ends.
 
 Over Redis, a lower position of a writer does not show a restore: a process that was started again may send one, too.
-But on a primary server the stored positions do not go back, nor do the rows of a stream that keeps them, unless facts
-were lost
-(docs/protocol/redis.md, Restores).
+But on a primary server, neither the stored positions nor the rows of a stream that keeps them go back, unless facts
+were lost (docs/protocol/redis.md, Restores).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from twisted.logger import Logger
 
 from replication.follower.stream import FollowMode
@@ -30,40 +30,57 @@ if TYPE_CHECKING:
 log: Final = Logger()
 
 
-def positions_reached(followers: Iterable[StreamFollower], former: _Writers) -> dict[StreamFollower, Token]:
-    """Return up to where facts of each stream are applied.
+class Reached(msgspec.Struct, frozen=True):
+    """Up to where facts of a stream are applied, and up to where those of each writer were compared."""
 
-    Those of ``former`` writers show nothing: their last rows may be above all stored positions, and be deleted.
+    applied: Token
+    compared: Mapping[InstanceName, Token]
+
+
+def positions_reached(followers: Iterable[StreamFollower], former: _Writers) -> dict[StreamFollower, Reached]:
+    """Return what each follower has reached.
+
+    Positions of ``former`` writers show nothing: their last rows may be above all stored positions, and be deleted.
     """
-    return {
-        follower: max(
-            (each.position for of, each in _current(follower).items() if of not in former.get(follower.name, ())),
-            default=Token(0),
-        )
-        for follower in followers
-    }
+    found = {}
+    for follower in followers:
+        without = former.get(follower.name, ())
+        current = {writer: cursor for writer, cursor in _current(follower).items() if writer not in without}
+        applied = max((cursor.position for cursor in current.values()), default=Token(0))
+        # Where only the position is followed, nothing was compared up to where that began.
+        compares = follower.mode is not FollowMode.POSITION_ONLY
+        compared = {writer: follower.checked[writer] for writer in current.keys() & follower.checked.keys() if compares}
+        found[follower] = Reached(applied, compared)
+    return found
 
 
-async def find_restored(source: IAuditSource, reached: Mapping[StreamFollower, Token], stored: _Positions) -> _Ends:
+async def find_restored(
+    source: IAuditSource, reached: Mapping[StreamFollower, Reached], stored: _Positions, seen: _Positions
+) -> _Ends:
     """Return the streams of which the database has lost applied facts, with the token from which to follow each writer.
 
     ``stored`` are the positions in the database, read after ``reached``: a process publishes a fact before it stores
-    its position.  A stream without stored positions is left out.  If it had some, it has moved to another process.
+    its position.  ``seen`` are the largest that were stored at former checks.  A stream without stored positions is
+    left out.  If it had some, it has moved to another process.
     """
     found = {}
-    for follower, applied in reached.items():
+    for follower, each in reached.items():
         positions, current = stored.get(follower.name, {}), _current(follower)
-        end = max(positions.values(), default=Token(0))
-        lower = {  # these writers were compared up to a token above the position that is stored now
+        end, before = max(positions.values(), default=Token(0)), seen.get(follower.name, {})
+        lower = {
             writer: positions[writer]
             for writer in current.keys() & positions.keys()
-            if positions[writer] < follower.checked.get(writer, Token(0))
+            if positions[writer] < before.get(writer, Token(0))
         }
-        if not positions or not (lower or end < applied):
+        # A writer without a stored position has written nothing: it was compared up to the position that it has sent.
+        compared = max((each.compared.get(writer, Token(0)) for writer in positions), default=Token(0))
+        beyond = end < max(each.applied, compared)
+        if not positions or not (lower or beyond):
             continue
-        if end < applied:  # an ID was rolled back, or a process was killed before it stored its position, or a restore
+        if beyond:  # an ID was rolled back, or a process was killed before it stored its position, or a restore
             end = max(end, await source.last_row(follower.name))
-        if end < applied and (lower or await _are_applied(source, follower, end, applied)):
+        gone = end < each.applied and (lower or await _are_applied(source, follower, end, each.applied))
+        if gone or end < compared:
             found[follower] = dict.fromkeys(current, end)
         elif lower:  # other writers have passed what is lost
             found[follower] = dict.fromkeys(current, min(lower.values())) if _can_repeat(follower) else lower

@@ -162,6 +162,30 @@ class NoRestoreTests(AuditCase):
         followed.database.restore(3)
         self.check_stays(followed)
 
+    def test_an_idle_writer_sends_the_positions_of_others(self) -> None:
+        """Its own stored position stays where it has written last, also if the audit begins later."""
+        for mode in FollowMode:
+            followed = self.follow(mode=mode)
+            followed.restart(audited=False)
+            followed.at(ONE, 1)
+            followed.database.write(ONE, 2)
+            followed.send(ONE, 2)
+            followed.at(TWO, 1)
+            followed.database.write(TWO, 3, 4)
+            followed.send(TWO, 3, 4)
+            followed.at(ONE, 2, 4)
+            followed.restart()
+            followed.at(ONE, 4)
+            followed.at(TWO, 4)
+            self.check_stays(followed)
+
+    def test_a_writer_that_has_written_nothing_sends_an_id_that_was_rolled_back(self) -> None:
+        followed = self.followed()
+        followed.at(TWO, 1)
+        followed.at(TWO, 1, 9)
+        self.check_stays(followed)
+        self.check_stays(followed)
+
     def test_a_former_writer_has_no_stored_position_any_more(self) -> None:
         followed = self.followed()
         followed.check()

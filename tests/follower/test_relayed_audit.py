@@ -334,6 +334,7 @@ class Follower:
     audit_known: bool = False
     checked: dict[InstanceName, Token] = attrs.field(factory=dict)
     lock: DeferredLock = attrs.field(factory=DeferredLock)
+    mode: FollowMode = FollowMode.COPIED
 
     def all_positions(self) -> dict[InstanceName, Token]:
         return dict.fromkeys(self.cursors, Token(7))
