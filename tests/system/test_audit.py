@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from contextlib import ExitStack, closing
@@ -15,6 +14,7 @@ from replication.synapse.since_1_159 import STREAMS
 from tests.synapse.published import NAME, SERVER, UNSENT, check_facts, final_positions, messages, published_facts
 from tests.synapse.recorded import restore_postgres
 from tests.system.daemons import CHECKOUT, LOCAL, PATIENCE, Daemon, fixed_ports, get_json, until
+from tests.system.effects import app_of, effects, facts_of, positions, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,27 +30,13 @@ WHOLE = [each.name for each in STREAMS if each.history is History.WHOLE]  # of t
 # Facts that Redis never carried, and that no POSITION made a follower fetch. Those of `caches` and `account_data`
 # are fetched before an audit: facts of these streams came out of order, or a later POSITION opened a gap.
 LOST = {("push_rules", "writer1"): 23, ("receipts", "persister1"): 1}
-APP = """
-import json
-
-
-async def store(facts, txn):
-    await txn.execute("CREATE TABLE IF NOT EXISTS effects (stream TEXT, token INTEGER, writer TEXT, rows TEXT)")
-    effects = [(txn.stream, each.token, txn.writer_of(each), json.dumps(each.texts)) for each in facts]
-    await txn.executemany("INSERT INTO effects VALUES (?, ?, ?, ?)", effects)
-
-
-def register(worker):
-    worker.on("events")(store)
-    worker.on("push_rules")(store)
-"""
 
 
 def test_every_row_that_redis_lost_is_found_once_also_after_a_kill(
     tmp_path: Path, redis: RedisServer, postgres: PostgresServer
 ) -> None:
     ends = {key: end for key, end in final_positions().items() if key[0] in KEPT}
-    (tmp_path / "effects.py").write_text(APP)
+    (tmp_path / "effects.py").write_text(app_of(*FUNCTIONS))
     configuration = (CHECKOUT / "conf/synapse-redis.toml").read_text()
     both = f"copy = true  # of streams without a function\n{configuration}"
     (tmp_path / "idle.toml").write_text(f"audit_interval = 600\n{both}")
@@ -104,7 +90,7 @@ def test_what_a_relay_finds_late_reaches_each_follower_once_also_after_kills(  #
 ) -> None:
     """Followers have passed the lost facts before the relay finds them; one is away then; the relay is killed after."""
     ends = {key: end for key, end in final_positions().items() if key[0] in KEPT}
-    (tmp_path / "effects.py").write_text(APP)
+    (tmp_path / "effects.py").write_text(app_of(*FUNCTIONS))
     configuration = (CHECKOUT / "conf/synapse-redis.toml").read_text()
     (tmp_path / "idle.toml").write_text(f"audit_interval = 600\n{configuration}")
     (tmp_path / "audit.toml").write_text(f"audit_interval = 2\n{configuration}")
@@ -176,38 +162,6 @@ def check_whole(stream: str, found: Facts, published: Facts) -> None:
     """Check that there are all facts that Redis has carried, with their rows, and all that it has lost."""
     assert sorted(found) == sorted({*published, *UNSENT[stream]}), stream
     assert {token: found[token] for token in published} == published, stream
-
-
-def effects(file: Path) -> dict[str, Facts]:
-    """Return the facts with which a function was called, by stream; fail if one came twice."""
-    seen: dict[str, Facts] = {}
-    with closing(sqlite3.connect(file)) as database:
-        for stream, token, writer, texts in database.execute("SELECT * FROM effects"):
-            facts = seen.setdefault(stream, {})
-            assert token not in facts, (stream, token)
-            facts[token] = writer, json.loads(texts)
-    return seen
-
-
-def facts_of(rows: list[tuple[int, str, str]]) -> Facts:
-    """Return the facts of a copy."""
-    facts: Facts = {}
-    for token, writer, text in rows:
-        facts.setdefault(token, (writer, []))[1].append(text)
-    return facts
-
-
-def rows(file: Path, stream: str) -> list[tuple[int, str, str]]:
-    """Return the rows of a copy."""
-    with closing(sqlite3.connect(file)) as database:
-        select = f'SELECT stream_id, instance_name, row FROM "stream_{stream}" ORDER BY stream_id, ord'
-        return database.execute(select).fetchall()
-
-
-def positions(http: str) -> dict[tuple[str, str], int]:
-    """Return the applied position of each stream and writer."""
-    streams = get_json(http, "/v1/streams")["streams"]
-    return {(each["name"], writer["instance"]): writer["position"] for each in streams for writer in each["writers"]}
 
 
 def found(http: str) -> dict[tuple[str, str], int]:

@@ -8,7 +8,7 @@ from tests.synapse.published import NAME, SERVER, check_facts, final_positions, 
 from tests.synapse.reading import nothing_written
 from tests.synapse.recorded import restore_postgres
 from tests.system.daemons import CHECKOUT, LOCAL, Daemon, fixed_ports, get_json, until
-from tests.system.test_audit import effects, facts_of, positions, rows
+from tests.system.effects import app_of, effects, facts_of, positions, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from tests.redis import RedisServer
 
 STREAM, END = "events", 1474
-APP = """
-import json
-
-
-async def store(facts, txn):
-    await txn.execute("CREATE TABLE IF NOT EXISTS effects (stream TEXT, token INTEGER, writer TEXT, rows TEXT)")
-    effects = [(txn.stream, each.token, txn.writer_of(each), json.dumps(each.texts)) for each in facts]
-    await txn.executemany("INSERT INTO effects VALUES (?, ?, ?, ?)", effects)
-
-
-def register(worker):
-    worker.on("events")(store)
-"""
 # `events` was once written by the main process, under no name; persister2 was removed.
 REMOVED = """
     UPDATE events SET instance_name = NULL WHERE stream_ordering < 700;
@@ -43,7 +30,7 @@ def test_facts_of_removed_processes_are_copied_applied_once_and_relayed(  # noqa
     tmp_path: Path, redis: RedisServer, postgres: PostgresServer
 ) -> None:
     """No process sends a position of them.  The second worker is killed before it has searched for the first time."""
-    (tmp_path / "effects.py").write_text(APP)
+    (tmp_path / "effects.py").write_text(app_of(STREAM))
     configuration = (CHECKOUT / "conf/synapse-redis.toml").read_text()
     (tmp_path / "relay.toml").write_text(f"audit_interval = 1\n{configuration}")
     (tmp_path / "late.toml").write_text(f"audit_interval = 600\n{configuration}")
