@@ -87,7 +87,7 @@ def encode_new_epoch(stream: StreamName, instance: InstanceName) -> EncodedLines
 
 
 def encode_withdrawn(stream: StreamName, instance: InstanceName) -> EncodedLines:
-    """Return the PING by which followers of ``stream`` learn that the position of ``instance`` is sent no more."""
+    """Return the PING that withdraws the position of ``instance`` at the followers of ``stream``."""
     return EncodedLines(encode_line(Ping(f"{Ping.WITHDRAWN} {stream} {instance}")), 1)
 
 
