@@ -299,6 +299,9 @@ class StreamFollower:
                 self.histories.resume(await self._store.applied_counts(self.name, self._instance_name), positions)
             return positions
         await self._store.declare(StreamDefinition(self.name))
+        for warning in self._store.warnings:
+            if warning.startswith(f"stream {self.name!r}: "):
+                self.log.error("the copy of {warning}", warning=warning)
         await self._store.claim_tables([self.name], self._instance_name, copy=True)
         return dict(await self._store.positions(self.name))
 

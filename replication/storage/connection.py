@@ -15,10 +15,11 @@ from replication.storage.pages import check_limit, collect_positions
 from replication.storage.receipts import former_key
 from replication.storage.tables.applied_counts import find_counts, has_counts, prepare_counts, put_counts
 from replication.storage.tables.histories import EXISTS, find_history
+from replication.storage.tables.kept_facts import put_gone
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from replication.storage.table import StreamTable
     from replication.streams.definitions import StreamDefinition
@@ -43,6 +44,7 @@ class SqlConnection(Generic[_Session]):
     """
 
     MARK: ClassVar[str]  # stands for a parameter
+    SCHEMA: ClassVar[int]  # the version with the table ``gone_facts``
     SNAPSHOT: ClassVar[str] = ""  # how a transaction begins that reads one snapshot
     ELEMENTS: ClassVar[str]  # a query of the texts in a JSON array, its parameter
     EXCLUSIVE: ClassVar[str] = ""  # a statement that excludes other processes that create tables, where BEGIN does not
@@ -137,7 +139,10 @@ class SqlConnection(Generic[_Session]):
 
     def declare(self, tables: Sequence[StreamTable[_Session]], beside: Sequence[StreamDefinition] = ()) -> list[str]:
         """Create or check the streams' tables; returns warnings.  ``beside`` are streams that were declared before."""
-        raise NotImplementedError
+        with self.naming():
+            if self._read_only:
+                return [each for table in tables for each in table.declare(self.session, may_create=False)]
+            return self._declare(tables, [*beside])
 
     def run(self, function: Callable[[ISqlExecutor], _T], *, synchronous: bool = True) -> _T:
         """Run ``function`` inside the transaction; if there is none, begin one, ``synchronous`` or not."""
@@ -179,6 +184,24 @@ class SqlConnection(Generic[_Session]):
             raise SchemaError(f"database {self.session.name!r}: {error}", version=error.version) from error
 
     # ---- inside
+
+    def _declare(self, tables: Sequence[StreamTable[_Session]], beside: list[StreamDefinition]) -> list[str]:
+        """Declare the streams of a database that may be written; ``beside`` are those from before."""
+        raise NotImplementedError
+
+    def _mark_missing(self, tables: Collection[StreamTable[_Session]]) -> list[str]:
+        """Note that the facts of tables that were missing are gone up to the stored positions; return warnings."""
+        warnings = []
+        for stream, positions in self.positions_of([*tables]).items() if tables else ():
+            lost = {writer: token for writer, token in sorted(positions.items()) if token > 1}
+            for writer, token in lost.items():
+                put_gone(self.session, stream, writer, token, self.SCHEMA)
+            if lost:
+                gone = ", ".join(f"of {writer} up to {token}" for writer, token in lost.items())
+                warnings.append(
+                    f"stream {stream!r}: its table was missing, so facts are gone: {gone}; a backup has them"
+                )
+        return warnings
 
     def _put_counts(self, write: Write) -> None:
         """Store the text of a follower that counts facts; do nothing without the right to create its table."""

@@ -42,6 +42,10 @@ class StreamTable(Generic[_Session_contra]):
         """Create or check the table.  Returns warnings; raises SchemaError if the table does not fit."""
         return ()
 
+    def is_missing(self, session: _Session_contra) -> bool:  # noqa: ARG002
+        """Whether ``declare`` may create the table, and has not done so yet."""
+        return False
+
     def check_ids(self, session: _Session_contra, beside: Iterable[StreamDefinition]) -> None:
         """Raise SchemaError if a table of the application has an ID that is no token; ``beside`` are other streams."""
 

@@ -584,3 +584,11 @@ class DeclarationTests(SynchronousTestCase):
                 now(StreamFollower(name=ORDERS, mode=mode, **process.arguments).open())
         self.assertEqual(declared.mock_calls, [call(StreamDefinition("orders"))])
         self.assertEqual(claimed.mock_calls, [call([ORDERS], "worker1", copy=True)])
+
+    def test_a_copy_whose_table_was_dropped_is_an_error_in_the_log(self) -> None:
+        process = Process()
+        now(process.store.open())
+        process.store.warnings += ["stream 'other': not this one", "stream 'orders': its table was missing"]
+        with logged() as messages:
+            now(StreamFollower(name=ORDERS, mode=FollowMode.COPIED, **process.arguments).open())
+        self.assertEqual(messages, ["the copy of stream 'orders': its table was missing"])

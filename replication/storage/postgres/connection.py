@@ -144,6 +144,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
     """The package's own tables, and the application's statements, over one session."""
 
     MARK = "%s"
+    SCHEMA = len(STEPS)
     ELEMENTS = "SELECT json_array_elements_text(%s::json)"
     EXCLUSIVE = LOCK
     SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -252,28 +253,24 @@ class PostgresConnection(SqlConnection[PostgresSession]):
             for definition in definitions:
                 self._claim_table(definition, instance, copied.get(definition.name), copy=copy)
 
-    def declare(self, tables: Sequence[Table], beside: Sequence[StreamDefinition] = ()) -> list[str]:
+    def _declare(self, tables: Sequence[Table], beside: list[StreamDefinition]) -> list[str]:
         """Create or check the streams' tables, and move sequences past every used ID; returns warnings."""
-        warnings, beside = list[str](), [*beside]
-        with self.naming():
-            if self._read_only:
-                for table in tables:
-                    warnings += table.declare(self.session, may_create=False)
-                return warnings
-            generic = [each for each in tables if isinstance(each, GenericTable) and each.definition.shares is None]
-            done = self._fitting(generic)
-            if len(done) == len(tables):
-                return warnings
-            with self.exclusive():
-                done |= self._create([each for each in generic if each not in done])
-                for table in tables:
-                    if table not in done:
-                        warnings += table.declare(self.session, may_create=True)
-                        table.check_ids(self.session, beside)
-                        used = max(self.positions(table).values(), default=Token(0))
-                        warnings += prepare_sequence(self.session, table, used)
-                    beside.append(table.definition)
-        return warnings
+        warnings = list[str]()
+        generic = [each for each in tables if isinstance(each, GenericTable) and each.definition.shares is None]
+        done = self._fitting(generic)
+        if len(done) == len(tables):
+            return warnings
+        with self.exclusive():
+            done |= self._create([each for each in generic if each not in done])
+            missing = [each for each in tables if each not in done and each.is_missing(self.session)]
+            for table in tables:
+                if table not in done:
+                    warnings += table.declare(self.session, may_create=True)
+                    table.check_ids(self.session, beside)
+                    used = max(self.positions(table).values(), default=Token(0))
+                    warnings += prepare_sequence(self.session, table, used)
+                beside.append(table.definition)
+            return warnings + self._mark_missing(missing)
 
     def _fitting(self, tables: Sequence[GenericTable]) -> set[Table]:
         """Return the generic tables that need no change, nor do their sequences."""
@@ -438,7 +435,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
                         store_skipped(self.session, write, batch.now)
                         lower_gone(self.session, write)
                     if write.gone is not None:
-                        put_gone(self.session, write.stream, write.writer, write.gone, len(STEPS))
+                        put_gone(self.session, write.stream, write.writer, write.gone, self.SCHEMA)
                     if write.counts is not None:
                         self._put_counts(write)
         self._add(adding)

@@ -69,10 +69,14 @@ class GenericTable(GenericRows[PostgresSession]):
 
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:
         """Create the table unless it exists; SchemaError if another program created one of that name."""
-        if may_create and not session.run(KIND, (quoted(self.name),)):
+        if may_create and self.is_missing(session):
             self.create(session)
         self.check_columns([name for (name,) in session.run(COLUMNS, (quoted(self.name),))])
         return ()
+
+    def is_missing(self, session: PostgresSession) -> bool:
+        """Whether there is no table of that name."""
+        return not session.run(KIND, (quoted(self.name),))
 
     def create(self, session: PostgresSession) -> None:
         """Create the table, before the next statement of the transaction."""

@@ -88,6 +88,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     """One connection to the file ``path``, or to a database of its own in memory; ``on_lost`` is of KnownCommits."""
 
     MARK = "?"
+    SCHEMA = len(STEPS)
     ELEMENTS = "SELECT value FROM json_each(?)"
     SNAPSHOT = "DEFERRED"
 
@@ -160,21 +161,6 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                 if instance not in writers:
                     refuse_another_writer(definition, instance, writers)
                     self.session.run(SET_POSITION, (definition.name, instance, 0))
-
-    def declare(self, tables: Sequence[Table], beside: Sequence[StreamDefinition] = ()) -> list[str]:
-        """Create or check the streams' tables; returns warnings."""
-        warnings, beside = list[str](), [*beside]
-        with self.naming():
-            if self._read_only:
-                for table in tables:
-                    warnings += table.declare(self.session, may_create=False)
-                return warnings
-            with self.exclusive():
-                for table in tables:
-                    warnings += table.declare(self.session, may_create=True)
-                    table.check_ids(self.session, beside)
-                    beside.append(table.definition)
-        return warnings
 
     def move_forward(self, table: MappedTable) -> list[str]:
         """Let the next ID of a table be above each that was published; return a warning."""
@@ -301,6 +287,16 @@ class SqliteConnection(SqlConnection[SqliteSession]):
 
     # ---- inside
 
+    def _declare(self, tables: Sequence[Table], beside: list[StreamDefinition]) -> list[str]:
+        warnings = list[str]()
+        with self.exclusive():
+            missing = [each for each in tables if each.is_missing(self.session)]
+            for table in tables:
+                warnings += table.declare(self.session, may_create=True)
+                table.check_ids(self.session, beside)
+                beside.append(table.definition)
+            return warnings + self._mark_missing(missing)
+
     def _interact(
         self, interactions: Sequence[Interaction], failed: dict[int, BaseException], positions: Positions
     ) -> tuple[list[Batch] | None, int]:
@@ -400,7 +396,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                 store_skipped(self.session, write, batch.now)
                 lower_gone(self.session, write)
             if write.gone is not None:
-                put_gone(self.session, write.stream, write.writer, write.gone, len(STEPS))
+                put_gone(self.session, write.stream, write.writer, write.gone, self.SCHEMA)
             if write.counts is not None:
                 self._put_counts(write)
         if batch.receipt is not None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from sqlite3 import IntegrityError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replication.errors import StoreError
 from replication.storage.contract import TAKEN_CURE
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from replication.storage.contract import WrittenFact
     from replication.streams.definitions import StreamDefinition
     from replication.wire.grammar import InstanceName, Token
+
+COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
 
 Table = StreamTable[SqliteSession]
 
@@ -55,8 +57,12 @@ class GenericTable(GenericRows[SqliteSession]):
         """Create the table unless it exists; SchemaError if another program created one of that name."""
         if may_create:
             session.run(self._create)
-        self.check_columns([name for (name,) in session.run("SELECT name FROM pragma_table_info(?)", (self.name,))])
+        self.check_columns([name for (name,) in session.run(COLUMNS, (self.name,))])
         return ()
+
+    def is_missing(self, session: SqliteSession) -> bool:
+        """Whether there is no table of that name."""
+        return not session.run(COLUMNS, (self.name,))
 
     def insert(self, session: SqliteSession, written: Sequence[WrittenFact]) -> None:
         """Store the rows of facts; StoreError names the writer that has used one of the IDs."""

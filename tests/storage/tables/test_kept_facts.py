@@ -51,6 +51,11 @@ class KeptFactsCase(SynchronousTestCase):
         page = self.pump.wait(store.facts(ORDERS, MASTER, after=Token(after), upto=Token(9), limit=limit))
         return [each.token for each in page.facts]
 
+    def execute(self, sql: str) -> None:
+        transaction = self.store.transaction()
+        self.pump.wait(transaction.execute(sql))
+        self.pump.wait(transaction.commit([]))
+
     def version(self) -> object:
         return self.pump.wait(
             self.store.read(lambda database: database.execute("SELECT version FROM replication_schema"))
@@ -102,6 +107,20 @@ class KeptFactsCase(SynchronousTestCase):
         self.assertEqual(len(self.pump.wait(self.store.slices(ORDERS, MASTER))), 1)
         self.assertEqual(dict(self.pump.wait(self.store.gone(ORDERS))), {})
 
+    def test_the_facts_of_a_table_that_is_missing_are_gone(self) -> None:
+        """A dropped table, or a restore of some tables: followers that lack facts are refused, and skip none."""
+        self.execute("DROP TABLE stream_orders")
+        self.pump.wait(self.store.close())
+        self.store = self.open(read_only=False)
+        with self.assertRaises(FactsGoneError) as caught:
+            self.tokens(self.store)
+        self.assertEqual(caught.exception.upto, 5)
+        self.assertEqual(self.tokens(self.store, after=5), [])
+        lost = "stream 'orders': its table was missing, so facts are gone: of master up to 5; a backup has them"
+        self.assertIn(lost, self.store.warnings)
+        self.pump.wait(self.store.close())
+        self.assertNotIn(lost, self.open(read_only=False).warnings)
+
 
 class SqliteTests(KeptFactsCase):
     __test__ = True
@@ -135,11 +154,6 @@ class SqliteTests(KeptFactsCase):
         self.pump.wait(self.store.declare(mapped))
         with self.assertRaisesRegex(StoreError, "not in a table of this package"):
             self.pump.wait(self.store.forget_facts(mapped.name, MASTER, Token(3)))
-
-    def execute(self, sql: str) -> None:
-        transaction = self.store.transaction()
-        self.pump.wait(transaction.execute(sql))
-        self.pump.wait(transaction.commit([]))
 
 
 class PostgresTests(HasDatabase, KeptFactsCase):
