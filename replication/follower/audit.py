@@ -17,6 +17,7 @@ from twisted.logger import Logger, LogLevel
 
 from replication.errors import ReplicationError
 from replication.follower.database_restores import Reached, find_restored, go_back, positions_reached
+from replication.follower.one_writer import begin_of
 from replication.logs import TroubleLog
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -252,7 +253,10 @@ class Audit:
             missing: Collection[Token] = ()
             state = self._source.state(name, writer, upto)
             if state is None or state != self._states.get((name, writer)):
-                missing = await self._missing(follower, writer, follower.checked.get(writer, Token(0)), upto)
+                after = follower.checked.get(writer, Token(0))
+                if follower.one_writer:
+                    after = max(after, begin_of(writer, follower.all_positions(), upto))
+                missing = await self._missing(follower, writer, after, upto)
             if missing or (reached > cursor.published and cursor.linked):
                 suspects[writer] = _Look(missing, upto, reached)
             if not missing:

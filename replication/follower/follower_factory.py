@@ -89,7 +89,8 @@ class FollowerFactory:
         compares_histories = stores_position or (name == CACHES and self._invalidation.is_needed())
         histories = self._histories(name, mode) if compares_histories else None
         kind: Callable[..., StreamFollower] = StreamFollower
-        if name in self._functions.linear:
+        one_writer = database is not None and database.has_one_writer(name)
+        if name in self._functions.linear and not one_writer:  # its facts ascend anyway
             kind = partial(MergingFollower, all_positions_received=self._links.all_positions_received)
         return kind(
             name=name,
@@ -105,6 +106,7 @@ class FollowerFactory:
             histories=histories,
             known=self._known_tokens(name, mode) if may_arrive_late or relayed is not None else None,
             known_by_token=definition is not None and definition.known_by_token,
+            one_writer=one_writer,
             audited=in_database and self._audits,
             fetches_whole=in_database and self._links.over_redis() and definition is not None and definition.has_kinds,
             confirm_audit=None if relayed is None else relayed.confirm,

@@ -139,7 +139,7 @@ class MergingFollower(StreamFollower):
         if self._first is not None:
             for each, part in step.parts.items():
                 self._first(each, part)
-        parts = {each: attrs.evolve(part, facts=await self._new_facts(part)) for each, part in step.parts.items()}
+        parts = {each: attrs.evolve(part, facts=await self._new_facts(each, part)) for each, part in step.parts.items()}
         facts = next(iter(parts.values())).facts if len(parts) == 1 else self._hide(step.facts)
         step = ApplyMerged(parts, facts)
         await self.application.apply(ALL, step, parts, self._write, partial(self._note_parts, parts))

@@ -9,6 +9,7 @@ import attrs
 from msgspec.structs import replace
 
 from replication.errors import NotAWriterError, StreamError, UnknownStreamError
+from replication.follower.one_writer import own_part
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.cursor import CatchUp
 from replication.streams.definitions import CACHES, StreamDefinition
@@ -122,7 +123,8 @@ class ServedStreams:
             return Page([], end, limited=False)
         if follower.mode is FollowMode.COPIED:
             return await self._store.facts(follower.name, source, after=Token(after), upto=end, limit=limit)
-        return await self._followed.missed.page(follower.name, source, CatchUp(Token(after), end), limit)
+        page = await self._followed.missed.page(follower.name, source, CatchUp(Token(after), end), limit)
+        return own_part(page, source, follower.positions(), end) if follower.one_writer else page
 
     async def shown_page(self, stream: str, writer: str, *, after: int, upto: int, limit: int) -> Page:
         """Return facts of one writer for a viewer: without a copy from a source, up to the received position."""

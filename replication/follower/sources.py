@@ -152,6 +152,10 @@ class DatabaseCatchUp:
         """Whether the positions of a stream in ``foreign`` are stored, and each row has the name of its writer."""
         return stream in self._naming_writers
 
+    def has_one_writer(self, stream: StreamName) -> bool:
+        """Whether the positions of a stream in ``foreign`` are stored, and its rows have no name of a writer."""
+        return stream in self.foreign and self.stores_positions(stream) and stream not in self._naming_writers
+
     async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> dict[InstanceName, Token]:
         """Return the writers with rows in a range of a stream in ``foreign``, each with its largest token there.
 

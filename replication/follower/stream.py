@@ -21,6 +21,7 @@ from replication.follower.application import Application, FailedFactFunction
 from replication.follower.database_waits import DatabaseWaits
 from replication.follower.failures import Again, FailingFacts
 from replication.follower.left_out import LeftOutRanges
+from replication.follower.one_writer import not_applied
 from replication.follower.relay import Relay, make_cursor
 from replication.follower.transaction_size import TransactionSize
 from replication.logs import OF_APPLICATION
@@ -83,6 +84,7 @@ class StreamFollower:
         histories: of the writers; None if nothing is stored.
         known: the tokens that were applied; None if they are not needed.
         known_by_token: whether any writer may send the facts of another one.
+        one_writer: whether one process writes at a time, and the sources do not name it (``one_writer``).
         audited: whether the tokens are compared with those in the writers' database, or at a relay.
         fetches_whole: whether received rows only announce their facts, which are then fetched: Redis may lose some rows
             of a fact.
@@ -113,6 +115,7 @@ class StreamFollower:
     histories: FollowedHistories | None = None
     known: CopiedTokens | None = None
     known_by_token: bool = False
+    one_writer: bool = False
     audited: bool = False
     _fetches_whole: bool = False
     _confirm_audit: Callable[[StreamFollower, InstanceName], Coroutine[Any, Any, None]] | None = None
@@ -428,7 +431,7 @@ class StreamFollower:
             step = self.application.cut(writer, step)
         if self._first is not None:
             self._first(writer, step)
-        if isinstance(step, Apply) and (facts := await self._new_facts(step)) is not step.facts:
+        if isinstance(step, Apply) and (facts := await self._new_facts(writer, step)) is not step.facts:
             step = attrs.evolve(step, facts=facts)
         if self.mode is FollowMode.POSITION_ONLY:
             await self._note(writer, step, None)
@@ -457,9 +460,11 @@ class StreamFollower:
                 self.late[writer] += len(step.facts)
         self._moved(self.name, writer, self.cursors[writer].position)
 
-    async def _new_facts(self, step: Apply) -> Sequence[Fact]:
+    async def _new_facts(self, writer: InstanceName, step: Apply) -> Sequence[Fact]:
         """Return the facts of a step that were not applied: those below the position, or of other writers, may be."""
         facts, late = self._hide(step.facts), step.upto == step.after
+        if self.one_writer and not late:
+            facts = not_applied(self, writer, step, facts)
         if self.known is None or not (self.known_by_token or (late and self.audited)):
             return facts
         return await self.known.new_facts(facts)

@@ -153,16 +153,15 @@ class Followed:
         database: FakeDatabase,
         *,
         mode: FollowMode = FollowMode.APPLIED,
-        known_by_token: bool = False,
         linear: bool = False,
-        fetches_whole: bool = False,
+        **flags: bool,
     ) -> None:
         self.pump = Pump()
         self.database = database
         self.requests = 0
         self.applied_at: dict[Token, float] = {}  # when the function has received each fact
         self._place, self._mode, self._linear = place, mode, linear
-        self._flags = {"known_by_token": known_by_token, "fetches_whole": fetches_whole}
+        self._flags = flags  # of the StreamFollower
         self.start()
 
     def start(self, *, audited: bool = True) -> None:

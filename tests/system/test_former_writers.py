@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import TYPE_CHECKING
 
 from tests.synapse.published import NAME, SERVER, check_facts, final_positions, published_facts
@@ -11,6 +13,7 @@ from tests.system.daemons import CHECKOUT, LOCAL, Daemon, fixed_ports, get_json,
 from tests.system.effects import app_of, effects, facts_of, positions, rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.postgres import PostgresServer
@@ -23,6 +26,13 @@ REMOVED = """
     UPDATE current_state_delta_stream SET instance_name = NULL WHERE stream_id < 700;
     UPDATE ex_outlier_stream SET instance_name = NULL WHERE event_stream_ordering < 700;
     DELETE FROM stream_positions WHERE instance_name = 'persister2';
+"""
+
+# account_data moves to another process, whose positions replace those of the former one.  Its tables name no writer.
+MOVED = """
+    UPDATE stream_positions SET instance_name = 'mover', stream_id = 202 WHERE stream_name = 'account_data';
+    INSERT INTO room_account_data (user_id, room_id, account_data_type, stream_id, content)
+        VALUES ('@a:b', '!c:b', 'moved', 201, '{}'), ('@a:b', '!c:b', 'moved.too', 202, '{}');
 """
 
 
@@ -98,4 +108,46 @@ def test_facts_of_removed_processes_are_copied_applied_once_and_relayed(  # noqa
     }
     check_facts(STREAM, named, published)
     for daemon in (relay, direct, behind):
+        assert "ERROR" not in daemon.log
+
+
+def test_account_data_that_moves_to_another_process_is_applied_once(
+    tmp_path: Path, redis: RedisServer, postgres: PostgresServer
+) -> None:
+    """The database has all facts under any name: a copy stopped, and a function received them twice."""
+    (tmp_path / "effects.py").write_text(app_of("account_data"))
+    configuration = (CHECKOUT / "conf/synapse-redis.toml").read_text()
+    (tmp_path / "worker.toml").write_text(f"audit_interval = 1\n{configuration}")
+    former, writer, last = "writer1", "mover", 202
+    own = ("--config=worker.toml", LOCAL[1])
+
+    def follow(daemons: Sequence[Daemon], of: str, end: int) -> None:
+        until(lambda: redis.subscribers(SERVER) >= 2, "the workers subscribe")
+        redis.publish(f"POSITION account_data {of} {end} {end}", channel=SERVER)
+        for each in daemons:
+            http = f"http://{each.address('HTTP')}"
+            until(lambda: positions(http).get(("account_data", of)) == end, f"{each.name} has all")  # noqa: B023
+
+    with postgres.database() as name:
+        url = restore_postgres(postgres, name, NAME)
+        options = (f"--connect={redis.url}", f"--server-name={SERVER}", f"--catch-up={url}", *own)
+        databases = [f"--database=sqlite:///{tmp_path}/{each}.db" for each in ("copy", "function")]
+        copy = Daemon(tmp_path, "worker", *options, databases[0], "--instance-name=copy", name="copy")
+        function = Daemon(
+            tmp_path, "worker", *options, databases[1], "--instance-name=function", "--app=effects", name="function"
+        )
+        with copy, function:
+            follow([copy, function], former, 194)
+        before = facts_of(rows(tmp_path / "copy.db", "account_data"))
+        postgres.sql(MOVED, database=name)
+        for _ in range(2):
+            with copy, function:
+                follow([copy, function], writer, last)
+                time.sleep(3)  # three audits
+                function.kill()
+    whole = facts_of(rows(tmp_path / "copy.db", "account_data"))
+    moved = {201: ["@a:b", "!c:b", "moved"], 202: ["@a:b", "!c:b", "moved.too"]}
+    assert whole == before | {token: (writer, [json.dumps(row, separators=(",", ":"))]) for token, row in moved.items()}
+    assert effects(tmp_path / "function.db")["account_data"] == whole
+    for daemon in (copy, function):
         assert "ERROR" not in daemon.log
