@@ -331,6 +331,7 @@ class Follower:
     cursors: dict[InstanceName, Cursor]
     known: Tokens | None = attrs.field(factory=Tokens)
     audited: bool = False
+    one_writer: bool = False
     audit_known: bool = False
     checked: dict[InstanceName, Token] = attrs.field(factory=dict)
     lock: DeferredLock = attrs.field(factory=DeferredLock)
