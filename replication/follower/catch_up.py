@@ -46,6 +46,8 @@ GONE_CURE: Final = (
     "name a folder of segments or another source that has them in catch_up, or start this worker once with "
     "--skip-gone, which leaves out what is gone up to {upto}"
 )
+SLOW: Final = 1.0  # seconds; a source that fails later than that is asked after the others
+PUT_OFF: Final = 30.0  # seconds, for so long
 LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
 
 
@@ -122,6 +124,7 @@ class CatchUpSources:
     # Of each writer, since the last connection was lost: a writer whose database is restored closes its connections.
     _histories: dict[tuple[StreamName, InstanceName], History] = attrs.field(init=False, factory=dict)
     _in_memory: set[StreamName] = attrs.field(init=False)
+    _put_off: dict[Url, float] = attrs.field(init=False, factory=dict)  # sources that were slow to fail, until when
 
     # The name of a writer's newest epoch; ``FollowedLinks`` requests it over the connection.
     epoch_of: Callable[[StreamName, InstanceName], Awaitable[str | None]] = attrs.field(
@@ -200,6 +203,7 @@ class CatchUpSources:
             if url is None and self._http_of(endpoint, writer) is None:
                 failures.append(_no_http(endpoint, writer))
                 continue
+            began = self._reactor.seconds()
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 of_writer = url is None or from_synapse
@@ -210,6 +214,8 @@ class CatchUpSources:
                     page = _only_common(page, step.after, theirs, ours, f"{url}: facts of {stream} by {writer}")
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
+                if url is not None and self._reactor.seconds() - began > SLOW:
+                    self._put_off[url] = self._reactor.seconds() + PUT_OFF
                 if isinstance(error, FactsGoneError):
                     gone += [] if error.upto is None else [error.upto]
                 else:
@@ -366,7 +372,8 @@ class CatchUpSources:
         folders = [url for url in self._urls if is_folder(url)]
         others = [url for url in self._urls if url not in folders]
         in_order = [*folders, *others] if step.upto - step.after > LARGE_GAP else self._urls
-        return [*in_order, *self._own()]
+        now = self._reactor.seconds()
+        return sorted([*in_order, *self._own()], key=lambda url: url is not None and self._put_off.get(url, now) > now)
 
     def _http_for_history(self, endpoint: str | None, writer: InstanceName) -> list[Url | None]:
         """Return the URLs of the HTTP sources that may know the newest history; None, the writer's own, is the last.

@@ -17,7 +17,7 @@ from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
-from replication.follower.catch_up import LARGE_GAP, CatchUpSources
+from replication.follower.catch_up import LARGE_GAP, PUT_OFF, SLOW, CatchUpSources
 from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.segments.folders import LocalFolder
 from replication.segments.histories import HISTORIES
@@ -130,6 +130,37 @@ class GoneTests(SourcesCase):
             sources, _ = self.sources(self.gone(5), other)
             is_gone = isinstance(error_of(self.fetch(sources)), FactsGoneError)
             self.assertEqual(is_gone, isinstance(other, FactsGoneError))
+
+
+class SlowFailureTests(SourcesCase):
+    """A source that does not answer delays one page, not each."""
+
+    def fetch_after(self, sources: CatchUpSources, seconds: float, *, fails: Deferred[Page]) -> None:
+        fetching = begin(sources.page(None, ORDERS, MASTER, STEP, 500))
+        sources._reactor.advance(seconds)
+        fails.errback(CatchUpError("no answer"))
+        self.assertEqual(fetching, [page(9)])
+
+    def test_it_is_asked_after_the_others_for_a_while(self) -> None:
+        for seconds, asked in ((SLOW + 0.1, 1), (SLOW - 0.1, 2)):
+            failing: Deferred[Page] = Deferred()
+            sources, (first, second) = self.sources([failing, page(9), page(9)], page(9))
+            with logged():
+                self.fetch_after(sources, seconds, fails=failing)
+                self.fetch(sources)
+                self.assertEqual(len(first.asked), asked)
+                sources._reactor.advance(PUT_OFF)
+                self.fetch(sources)
+                self.assertEqual(len(first.asked), asked + 1)
+            self.assertEqual(len(second.asked), 3 - asked)
+
+    def test_it_is_asked_if_no_other_has_the_facts(self) -> None:
+        failing: Deferred[Page] = Deferred()
+        sources, (first, second) = self.sources([failing, page(9)], [page(9), CatchUpError("down")])
+        with logged():
+            self.fetch_after(sources, SLOW + 0.1, fails=failing)
+            self.assertEqual(self.fetch(sources), [page(9)])
+        self.assertEqual((len(first.asked), len(second.asked)), (2, 2))
 
 
 class HistoryTests(SourcesCase):
