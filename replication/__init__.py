@@ -11,7 +11,8 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
                  waiters.py; application.py and failures.py call functions, and find a fact that one cannot take;
                  app_module.py imports what the option ``app`` names;
                  relay.py serves what is followed, audit.py compares it with a Synapse's database, which
-                 former_writers.py and database_restores.py read, too; follower_factory.py makes the followers
+                 former_writers.py and database_restores.py read, too; one_writer.py is for its tables that name
+                 no writer; follower_factory.py makes the followers
     writer/      writing streams: master.py (life cycle), stream.py, reservation.py, publisher.py, subscribers.py
     presence/    users that sync and users last seen: reporter.py (worker), tracker.py (writer)
     spark/       everything that needs PySpark: the replay job and the data source
