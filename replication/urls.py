@@ -87,6 +87,15 @@ def _hide(text: str) -> str:
     return _ASSIGNED.sub(r"\1…", text)
 
 
+def is_host(text: str) -> bool:
+    """Return whether the resolver takes ``text``: it fails with a UnicodeError for ``a..b`` and for long labels."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
 def hide_secret(text: str, secret: str) -> str:
     """Return ``text``, in which a peer may quote what it has received, without ``secret`` and long beginnings of it."""
     shortest = min(len(secret), _QUOTED)

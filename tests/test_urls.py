@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import subprocess
 import sys
 from urllib.parse import quote
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replication.urls import Url, hide_secret, hide_secrets
+from replication.urls import Url, hide_secret, hide_secrets, is_host
 from tests.system.daemons import environment
 
 SECRET = "hunter2secret"
@@ -136,3 +137,15 @@ def test_the_arguments_that_ps_shows_have_no_secret() -> None:
         "plain",
         "a@b",
     ]
+
+
+@pytest.mark.parametrize("text", ["", "localhost", "here.", "127.0.0.1", "fe80::1%eth0", "a_b.example", "a" * 63])
+def test_a_host_that_the_resolver_takes(text: str) -> None:
+    assert is_host(text)
+
+
+@pytest.mark.parametrize("text", ["a..b", ".a", "a" * 64, f"{'a' * 64}.example"])
+def test_a_host_for_which_the_resolver_fails_with_a_unicode_error(text: str) -> None:
+    assert not is_host(text)
+    with pytest.raises(UnicodeError):
+        socket.getaddrinfo(text, 1)

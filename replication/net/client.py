@@ -21,7 +21,13 @@ from twisted.logger import Logger, LogLevel
 from replication.errors import ConfigError
 from replication.logs import TroubleLog
 from replication.net.echo import Echo
-from replication.net.endpoints import describe_connect_error, describe_endpoint_error, show_certificate, split_endpoint
+from replication.net.endpoints import (
+    check_host_of,
+    describe_connect_error,
+    describe_endpoint_error,
+    show_certificate,
+    split_endpoint,
+)
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
 from replication.net.tls import check_host, check_key_of
@@ -119,6 +125,7 @@ class WriterClient(Factory):
         description = show_certificate(self.endpoint, self._certificate)
         try:
             check_key_of(description)
+            check_host_of(description)
             client: IStreamClientEndpoint = clientFromString(self._reactor, description)
         except Exception as error:
             why = describe_endpoint_error(self.endpoint, error, "tcp:HOST:PORT")

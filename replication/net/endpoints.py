@@ -17,6 +17,7 @@ from twisted.internet.interfaces import IStreamServerEndpoint
 from zope.interface import implementer
 
 from replication.errors import TLS_CURE
+from replication.urls import is_host
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
@@ -163,6 +164,13 @@ def split_endpoint(endpoint: str, *names: str) -> tuple[str, dict[str, str]]:
     return kind, named | dict(zip([each for each in names if each not in named], plain, strict=False))
 
 
+def check_host_of(endpoint: str) -> None:
+    """Raise ValueError if an endpoint to connect to names a host that the resolver cannot look up."""
+    kind, named = split_endpoint(endpoint, "host", "port")
+    if kind in {"tcp", "ssl"} and not is_host(named.get("host", "")):
+        raise ValueError("no name of a host")
+
+
 def default_http_url(endpoint: str) -> str | None:
     """Return the default URL of the HTTP API of the writer at ``endpoint``: the same host, the next port.
 
@@ -170,6 +178,6 @@ def default_http_url(endpoint: str) -> str | None:
     """
     kind, named = split_endpoint(endpoint, "host", "port")
     host, port = named.get("host", ""), named.get("port", "")
-    if kind != "tcp" or not host or not re.fullmatch("[0-9]{1,5}", port):
+    if kind != "tcp" or not host or not is_host(host) or not re.fullmatch("[0-9]{1,5}", port):
         return None
     return f"http://{f'[{host}]' if ':' in host else host}:{int(port) + 1}"

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from replication.errors import ConfigError
 from replication.net.files import refuse_pipes
-from replication.urls import Url
+from replication.urls import Url, is_host
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
@@ -26,6 +26,7 @@ def split_url(url: str | Url) -> SplitResult:
     try:
         parts = urlsplit(url)
         valid = parts.port != 0 and not (parts.username or parts.query or parts.fragment)
+        valid = valid and is_host(parts.hostname or "")
     except ValueError:
         valid = False
     if not (valid and parts.scheme in {"http", "https"} and parts.hostname and re.search(r"[^!-~]", url) is None):

@@ -633,7 +633,7 @@ class EndpointTests(SynchronousTestCase):
             self.assertIn(repr(wrong), str(caught.exception))
 
     def test_the_error_for_an_invalid_endpoint_shows_a_valid_form(self) -> None:
-        for wrong in ("tcp:127.0.0.1", "127.0.0.1:9092", "http://127.0.0.1:9093", "9092", "tcp:h:x"):
+        for wrong in ("tcp:127.0.0.1", "127.0.0.1:9092", "http://127.0.0.1:9093", "9092", "tcp:h:x", "tcp:a..b:1"):
             with self.assertRaises(ConfigError) as caught:
                 Worker(connect=[wrong], database="sqlite://", reactor=Net())
             self.assertEqual(str(caught.exception), f"cannot connect to {wrong!r}: write tcp:HOST:PORT")

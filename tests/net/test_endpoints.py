@@ -23,6 +23,7 @@ from replication.errors import TLS_CURE
 from replication.net.endpoints import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
+    check_host_of,
     default_http_url,
     describe_connect_error,
     describe_endpoint_error,
@@ -70,6 +71,7 @@ class EndpointTests(SynchronousTestCase):
             "tls:example.com:9092",
             "tcp:example.com",
             "tcp:example.com:x",
+            "tcp:a..b:1",
             "tcp:",
             "",
         ):
@@ -170,3 +172,14 @@ class ServerEndpointTests(SynchronousTestCase):
 )
 def test_loopback_and_unix_sockets_are_this_machine(address: object, *, local: bool) -> None:
     assert is_local(address) is local
+
+
+@pytest.mark.parametrize("endpoint", ["tcp:a..b:1", "tcp:port=1:host=.a", "ssl:a..b:1"])
+def test_a_host_that_cannot_be_looked_up_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="no name of a host"):
+        check_host_of(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp:h:1", r"tcp:\:\:1:1", "unix:/a/../b", "tls:h:1", "stdio:"])
+def test_other_endpoints_pass(endpoint: str) -> None:
+    check_host_of(endpoint)

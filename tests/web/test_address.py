@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     [
         *("127.0.0.1:9093", "ftp://a", "http://", "http://a:b", "http://a:99999", "http://a:0", "", "http://[here"),
         *("http://me@here", "http://a?b", "http://a#b", "http://a b", "http://\u00e4", "http://a\r\nb"),
+        *("http://a..b:1", "http://.a", f"https://{'a' * 64}.example"),
     ],
 )
 def test_an_url_that_is_not_of_an_api_is_refused_with_an_example(url: str) -> None:
@@ -25,7 +26,7 @@ def test_an_url_that_is_not_of_an_api_is_refused_with_an_example(url: str) -> No
         split_url(url)
 
 
-@pytest.mark.parametrize("url", ["http://h", "https://h:1", "http://[::1]:9093/behind/proxy/"])
+@pytest.mark.parametrize("url", ["http://h", "https://h:1", "http://h.:1", "http://[::1]:9093/behind/proxy/"])
 def test_a_path_and_both_schemes_are_allowed(url: str) -> None:
     assert split_url(url).hostname
 

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from replication.errors import ConfigError
 from replication.storage.postgres.options import missing_options
-from replication.urls import Url
+from replication.urls import Url, is_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,10 @@ class Address:
         host, ports, user = str(given.get("host", "")), str(given.get("port", "")), given.get("user")
         if "@" in host[1:] or not re.fullmatch(r"[0-9,]*", ports):  # the driver reads half a password as a port
             raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {_ESCAPE}")
+        if not all(is_host(each) for each in host.split(",") if not each.startswith(("/", "@"))):
+            raise ConfigError(
+                f"database {shown!r} is not a URL of PostgreSQL: the name of its host cannot be looked up"
+            )
         where = f"{user}@{host}" if user else host
         name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
         application = f"replication {socket.gethostname()}:{os.getpid()}"

@@ -49,6 +49,8 @@ def test_an_error_of_the_driver_does_not_quote_an_option(option: str) -> None:
         ("postgresql://me:hunter2/shop", "postgresql://…"),
         ("postgresql://me:x/hunter2@here/shop", "postgresql://…@here/shop"),
         ("postgresql://me@here/shop?hunter2=1", "postgresql://me@here/shop?…"),
+        ("postgresql://me:hunter2@a..b/shop", "postgresql://me@a..b/shop"),
+        ("postgresql://here,.there/shop", "postgresql://here,.there/shop"),
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_without_what_may_be_its_password(url: str, shown: str) -> None:
