@@ -279,8 +279,11 @@ def _date(seconds: int) -> bytes:
 
 
 def read_query(request: ApiRequest, needed: Sequence[str] = (), optional: Sequence[str] = ()) -> dict[str, str]:
-    """Return the parameters; RequestError if one is unknown, missing, or given twice."""
+    """Return the parameters; RequestError if one is unknown, missing, without a value, or given twice."""
     query = {}
+    for part in request.uri.partition(b"?")[2].split(b"&"):  # ``args`` lacks what has no "="
+        if part and b"=" not in part:
+            raise RequestError(400, f"parameter {part.decode('latin-1')!r:.60} has no value")
     for name, values in request.args.items():
         text = name.decode("utf-8", "backslashreplace")
         if text not in needed and text not in optional:

@@ -197,6 +197,7 @@ def test_without_a_limit_a_page_has_about_a_thousand_rows() -> None:
         ("instance=master&upto=1", "'from' is missing"),
         ("from=1&upto=2", "'instance' is missing"),
         ("instance=master&from=1&upto=2&form=3", "unknown parameter 'form'; known here: instance, from, upto, limit"),
+        ("instance=master&from=1&upto=2&form", "parameter 'form' has no value"),
         ("instance=master&from=1&upto=2&%ff=3", r"unknown parameter '\\xff'"),
         ("instance=master&from=1&upto=2&from=1", "'from' is given 2 times"),
         ("instance=master&from=x&upto=2", "'x'"),
