@@ -143,9 +143,13 @@ class FollowedHistories:
             return after  # of an empty stream
         if self.accept_new:
             return Token(0) if theirs else after
-        found = "has another history" if theirs else "has no history now"
+        found = (
+            f"has another history of {self._stream} than"
+            if theirs
+            else f"has no history of {self._stream} now, and not"
+        )
         raise StreamError(
-            f"{writer} {found} of {self._stream} than the one that was followed up to {after}: was its database "
+            f"{writer} {found} the one that was followed up to {after}: was its database "
             f"emptied or exchanged? Nothing is deleted here. Start the writer with the right database, or {ACCEPT} to "
             "follow this one"
         )

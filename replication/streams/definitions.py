@@ -223,6 +223,11 @@ class StreamDefinition:
         """Whether its facts may be deleted: those of applications, and those in memory, never are."""
         return not (self.in_tables or self.in_memory or self.position_name is not None)
 
+    @property
+    def names_writers(self) -> bool:
+        """Whether each fact has the name of its writer in the database: a column of every table has it."""
+        return all(each.instance_column for each in self.tables or ([self] if self.table else ()))
+
     def is_mapped(self, dialect: Dialect) -> bool:
         """Return whether a database of this kind has the stream in the application's tables, with IDs of its own."""
         return self.shares is None and (self.maps(dialect) or bool(self.sources(dialect)))

@@ -179,11 +179,13 @@ class ExternalWriters:
         """Add a warning to the store's if the table has rows of a writer that no process publishes."""
         ours = self._instance_name
         found = await self._store.positions(definition.name)
-        others = sorted(each for each in found if each not in (ours, NO_WRITER, *definition.writers))
+        former = (await self._store.stored_positions()).get(definition.name, {}) if definition.writers else {}
+        others = sorted(found.keys() - {ours, NO_WRITER, *definition.writers, *former})
         if others and definition.instance_column is not None:
             rows = f"rows of {', '.join(map(repr, others))}, which {ours!r} does not publish"
             cure = f"insert them again as {ours!r}, with new IDs, because followers have passed these"
-            cure = f"{cure}; or list all names in writers and run a process for each"
+            cure = f"{cure}; or list in writers the names of all processes, and run each: the rows of a process that "
+            cure = f"{cure}has written the stream, and has ended, are then published, too"
             warning = f"stream {definition.name!r}: its table has {rows}: {cure}"
             if warning not in self._store.warnings:
                 self._store.warnings.append(warning)

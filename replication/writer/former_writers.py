@@ -92,6 +92,7 @@ class FormerWriters:
         self._positions: dict[StreamName, Mapping[InstanceName, Token]] = {}
         self._absent: dict[StreamName, set[InstanceName]] = {}  # former writers that may come back
         self._removed: dict[StreamName, set[InstanceName]] = {}  # writers that the definition does not list
+        self._in_tables: set[StreamName] = set()  # streams in tables of the application
         # The absent and removed writers with a claim at the last refresh, each with whether it was connected.
         self._claimed: dict[StreamName, dict[InstanceName, bool]] = {}
         self._ran: set[InstanceName] = set()  # writers that were connected since the start
@@ -107,8 +108,14 @@ class FormerWriters:
         A process that publishes no position of its own in the stream leaves them to the processes that do.
         """
         name, others = definition.name, positions.keys() - {self._instance_name, NO_WRITER}
-        if definition.in_tables or not (definition.written_by(self._instance_name) or self._instance_name in positions):
+        if not (definition.written_by(self._instance_name) or self._instance_name in positions):
             return
+        if definition.in_tables:
+            if not (definition.writers and definition.names_writers):
+                return
+            self._in_tables.add(name)
+            # A name that no process has stored a position under is one that other programs give their rows.
+            others &= (await self._store.stored_positions()).get(name, {}).keys()
         if definition.writers:
             self._removed[name] = {each for each in others if not definition.written_by(each)}
             await self._read(name, self._removed[name])
@@ -202,9 +209,13 @@ class FormerWriters:
         stored: Mapping[InstanceName, Token] = {}
         if writers:
             claimed = {**await self._store.claimed_elsewhere(writers)}
+            reached = self._streams[stream].published if stream in self._streams else INITIAL_POSITION
             positions = await self._store.positions(stream)
-            if claimed:
+            if claimed or stream in self._in_tables:
                 stored = (await self._store.stored_positions()).get(stream, {})
+            if stream in self._in_tables:  # other programs may insert rows of any name, above what is complete
+                ends = {each: min(token, reached) for each, token in positions.items()}
+                positions = {each: max(ends.get(each, Token(0)), token) for each, token in stored.items()}
             for each, connected in (await self._store.claimed_elsewhere(writers)).items():
                 claimed[each] = connected or claimed.get(each, False)
 

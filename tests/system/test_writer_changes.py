@@ -13,7 +13,7 @@ from replication.wire.grammar import Token
 from tests.system.daemons import Daemon, append, get_json, until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from tests.postgres import PostgresServer
@@ -268,3 +268,74 @@ def test_f17_a_process_that_goes_on_and_writes_a_stream_no_more_publishes_what_i
                 newest = max(token for token, *_ in cluster.written)
                 until(lambda: cluster.has_all("late"), "a new follower has all rows", 20)
                 until(lambda: cluster.applied("linear") == [*range(2, newest + 1)], "the function has all facts", 20)
+
+
+MAPPED = """
+    CREATE TABLE payments (id bigserial PRIMARY KEY, writer text, amount integer);
+    INSERT INTO payments (writer, amount) VALUES ('a batch', 0);
+"""
+MAPPED_STREAM = """
+[[streams]]
+name = "payments"
+table = "payments"
+id_column = "id"
+instance_column = "writer"
+row = ["amount"]
+writers = {}
+"""
+
+
+def test_f17_facts_of_a_renamed_writer_of_a_mapped_stream_are_published(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """New followers have them, followers of before do not receive them again, and linear order goes on.
+
+    Rows of a name that no process has had are not published.
+    """
+    cluster = Cluster(tmp_path, postgres.url())
+    (tmp_path / "linear.py").write_text(LINEAR_APP.replace('"orders"', '"payments"'))
+
+    def write(name: str, count: int) -> None:
+        append(cluster.url(name)[7:], "payments", [Fact(Token(0), ("[7]",)) for _ in range(count)])
+
+    def published() -> list[tuple[Any, ...]]:
+        return postgres.sql(
+            "SELECT id, 0, writer, '[' || amount || ']' FROM payments WHERE writer <> 'a batch' ORDER BY 1"
+        )
+
+    def copy(follower: str) -> list[tuple[Any, ...]]:
+        with (
+            suppress(sqlite3.OperationalError),
+            closing(sqlite3.connect(tmp_path / f"replication-{follower}.db")) as file,
+        ):
+            return file.execute(TABLE.replace("orders", "payments")).fetchall()
+        return []
+
+    def run(writers: Sequence[str], followers: Mapping[str, Sequence[str]]) -> None:
+        with ExitStack() as stack:
+            for each in writers:
+                master = cluster.writer(each, writers)
+                (tmp_path / f"{each}.toml").write_text(
+                    (tmp_path / f"{each}.toml").read_text().partition("[[streams]]")[0]
+                    + MAPPED_STREAM.format([*writers])
+                )
+                stack.enter_context(master).address("the wire")
+            for each, options in followers.items():
+                stack.enter_context(cluster.follower(each, writers, *options))
+            for each in writers:
+                write(each, 3)
+            ids = [token for token, *_ in published()]
+            for each, options in followers.items():
+                if options:
+                    until(lambda: cluster.applied(each) == ids, f"{each} has applied all")  # noqa: B023
+                else:
+                    until(lambda: copy(each) == published(), f"{each} has all")  # noqa: B023
+            notes = get_json(cluster.url(writers[0]), "/v1/streams/payments")["notes"]
+            assert any("has rows of 'a batch'," in each for each in notes)
+            assert not any("'ben'" in each for each in notes)
+
+    postgres.sql(MAPPED)
+    linear = ['app = "linear"']
+    run(["anna", "ben"], {"early": [], "linear": linear})
+    run(["anna", "carl"], {"early": [], "linear": linear, "new": []})
+    run(["anna", "carl"], {"early": [], "linear": linear, "new": [], "newest": []})

@@ -594,7 +594,8 @@ class StatusTests(ExternalCase):
             now(self.master.start())
         rows = "stream 'orders': its table has rows of 'batch', 'import', which 'master' does not publish"
         cure = "insert them again as 'master', with new IDs, because followers have passed these"
-        cure = f"{cure}; or list all names in writers and run a process for each"
+        cure = f"{cure}; or list in writers the names of all processes, and run each: the rows of a process that has "
+        cure = f"{cure}written the stream, and has ended, are then published, too"
         self.assertEqual(messages, [f"{rows}: {cure}"])
 
     def test_without_rows_of_an_unknown_writer_or_a_column_for_its_name_no_warning_is_logged(self) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from replication.storage.postgres.session import PostgresSession
     from replication.streams.definitions import StreamDefinition
 
+HAS_POSITIONS: Final = "SELECT to_regclass('stream_positions') IS NOT NULL"
+HAVE_POSITIONS: Final = "SELECT stream_name, instance_name FROM stream_positions"
 NEWEST: Final = 10_000  # rows
 
 _HAS_DEFAULT: Final = (  # an identity column has one of its own kind
@@ -121,7 +123,8 @@ def _about_rows(session: PostgresSession, definition: StreamDefinition, table: s
 def rows_of_others(session: PostgresSession, definitions: Sequence[StreamDefinition]) -> dict[StreamName, str]:
     """Return a warning for each mapped stream with newest rows of other names than its writers; one statement for all.
 
-    A row whose name is corrected later keeps its ID, which followers have passed: it needs a new one, too.
+    A row whose name is corrected later keeps its ID, which followers have passed: it needs a new one, too.  The rows of
+    a former writer are published: it has a stored position.
     """
     asked = []
     for place, each in enumerate(definitions):
@@ -133,10 +136,19 @@ def rows_of_others(session: PostgresSession, definitions: Sequence[StreamDefinit
         known = ", ".join(map(literal, each.writers))
         others = f"SELECT DISTINCT writer FROM ({newest}) AS newest WHERE writer NOT IN ({known}) ORDER BY 1 LIMIT 5"
         asked.append(f"SELECT {place}, writer FROM ({others}) AS others")
+    former = _former(session) if asked else ()
     found: dict[int, list[str]] = {}
     for place, writer in session.run(" UNION ALL ".join(asked), prepare=False) if asked else ():
-        found.setdefault(place, []).append(writer)
+        if (definitions[place].name, writer) not in former:
+            found.setdefault(place, []).append(writer)
     return {definitions[place].name: _of_others(definitions[place], others) for place, others in found.items()}
+
+
+def _former(session: PostgresSession) -> set[tuple[str, str]]:
+    """Return the streams and writers with a stored position; none in a database that no process has served."""
+    if not session.run(HAS_POSITIONS)[0][0]:
+        return set()
+    return {(stream, writer) for stream, writer in session.run(HAVE_POSITIONS)}
 
 
 def _of_others(definition: StreamDefinition, others: Sequence[str]) -> str:

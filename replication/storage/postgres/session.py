@@ -102,7 +102,7 @@ _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLST
     "password authentication failed": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
     "no password supplied": "give one in the URL, in PGPASSWORD or in ~/.pgpass",
     "no pg_hba.conf entry": "add this machine and user to the server's pg_hba.conf",
-    "does not exist": "create it with createdb or createuser, or name another one",
+    "does not exist": "create it with createdb, a role with createuser, or name another one",
     "too many clients": CURES["53300"],
     "remaining connection slots": CURES["53300"],
     **dict.fromkeys(_READY_SOON, "it will be ready soon: try again"),
