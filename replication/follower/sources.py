@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from replication.errors import StoreError
 from replication.net.endpoints import is_redis
 from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import ISqlExecutor
 
 MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
+FEW_IDS: Final = 100  # a page of more IDs is no fact that was just published
 FIRST_IDS: Final = 20_000  # of the first statement that searches writers
 SHORT: Final = 1.0  # seconds of such a statement, after which the next one may read more IDs
+FIRST: Final = Token(1)  # the position of a Synapse that has written nothing
 MAX_TOKEN: Final = Token(2**63 - 1)
 IDLE: Final = 2.0  # seconds after the last request until an SQLite file is closed
 
@@ -81,6 +84,8 @@ class DatabaseCatchUp:
         if stream in self._mapped:
             end = min(upto, Token(after + MOST_IDS))
             page = await self._store.facts(stream, writer, after=after, upto=end, limit=limit)
+            if stream in self.foreign and end > FIRST and (not page.facts or end - after > FEW_IDS):
+                await self.stored_positions()
             return page if page.upto == upto else replace(page, limited=True)
         if upto - after > limit:
             page = await self._store.facts(stream, writer, after=after, upto=upto, limit=limit)
@@ -116,10 +121,19 @@ class DatabaseCatchUp:
         return MAX_TOKEN
 
     async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
-        """Return the positions that the other program has stored, of each stream in ``foreign`` that has any."""
+        """Return the positions that the other program has stored, of each stream in ``foreign`` that has any.
+
+        StoreError if none is stored at all: a restore has made the tables, and fills them.  It fills this one after
+        most others, which may lack rows until then.
+        """
         await self._open()
         stored = await self._store.stored_positions()
         names = {name: StreamName(each.stored_name) for name, each in self.foreign.items() if each.stored_name}
+        if names and not stored:
+            raise StoreError(
+                f"table 'stream_positions' of {self.name} is empty, so its other tables may lack rows: is a backup "
+                "being restored? This goes on once a position is stored"
+            )
         return {name: stored[of] for name, of in names.items() if of in stored}
 
     async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:

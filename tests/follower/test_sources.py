@@ -135,6 +135,29 @@ class DatabaseTests(SynchronousTestCase):
         self.assertEqual((source.state(ORDERS, MASTER, Token(5)), source.settled(ORDERS, MASTER)), (None, 2**63 - 1))
         self.pump.wait(source.close())
 
+    def test_tables_without_any_stored_position_are_those_of_an_unfinished_restore(self) -> None:
+        """A new Synapse has no position either: facts that were just published are read, and so is the position 1."""
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, item)")
+            database.execute("CREATE TABLE stream_positions (stream_name, instance_name, stream_id)")
+            database.execute("INSERT INTO orders VALUES (3, 'a')")
+            database.commit()
+        definition = StreamDefinition("orders", table="orders", row=["item"], position_name="orders")
+        self.source = DatabaseCatchUp(self.url, self.pump, [definition])
+        self.assertEqual(self.ask(0, 1), ([], 1))
+        three = Fact(Token(3), ('["a"]',))
+        self.assertEqual(self.ask(0, 3), ([three], 3))
+        for after, upto in ((0, 2), (3, 9), (0, 101)):
+            with self.assertRaisesRegex(StoreError, "'stream_positions' of the database is empty.* being restored"):
+                self.ask(after, upto)
+        with self.assertRaises(StoreError):
+            self.pump.wait(self.source.stored_positions())
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("INSERT INTO stream_positions VALUES ('another', 'master', 1)")
+            database.commit()
+        self.assertEqual(self.pump.wait(self.source.stored_positions()), {})
+        self.assertEqual([self.ask(0, 101), self.ask(3, 9)], [([three], 101), ([], 9)])
+
     def test_writers_are_searched_in_ranges_that_a_slow_database_makes_short(self) -> None:
         with closing(sqlite3.connect(self.path)) as database:
             database.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, writer, item)")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from tests.synapse.published import NAME, SERVER, final_positions
+from tests.synapse.published import GONE, NAME, SERVER, UNSENT, final_positions, published_facts
 from tests.synapse.recorded import restore_postgres
 from tests.system.daemons import CHECKOUT, LOCAL, Daemon, fixed_ports, get_json, until
 
@@ -35,6 +36,15 @@ WRITE = f"""
     UPDATE events SET event_id = event_id || '-again' WHERE stream_ordering > {BACKUP["events"]};
     UPDATE stream_positions SET stream_id = {LATER} WHERE stream_name = 'events';
 """
+# What `pg_restore` does: first it makes all tables, then it fills them.
+EMPTY = "ALTER SCHEMA public RENAME TO kept; CREATE SCHEMA public; " + "; ".join(
+    f"CREATE TABLE public.{each} (LIKE kept.{each} INCLUDING ALL)"
+    for each in (
+        "stream_positions", "events", "event_json", "state_events", "redactions", "event_relations",
+        "room_memberships", "rejections", "ex_outlier_stream", "current_state_delta_stream",
+    )
+)  # fmt: skip
+FILLED = "DROP SCHEMA public CASCADE; ALTER SCHEMA kept RENAME TO public"
 
 
 def test_copies_lose_what_the_database_has_lost_and_receive_what_follows(
@@ -71,6 +81,32 @@ def test_copies_lose_what_the_database_has_lost_and_receive_what_follows(
         log = relay.log_of(1)
         end = f"and is followed again from {BACKUP['events']}"
         assert f"events: the database was restored: persister1 was received up to 1474, {end}" in log
+
+
+def test_empty_tables_of_an_unfinished_restore_are_not_read(
+    tmp_path: Path, redis: RedisServer, postgres: PostgresServer
+) -> None:
+    """The worker fetches what it has missed while a backup is restored; it passed over it, and was live."""
+    configuration = (CHECKOUT / "conf/synapse-redis.toml").read_text()
+    (tmp_path / "worker.toml").write_text(f'audit_interval = 1\nstream = ["events"]\n{configuration}')
+    copy = tmp_path / "copy.db"
+    ends = {writer: end for (stream, writer), end in ENDS.items() if stream == "events"}
+    with postgres.database() as name:
+        url = restore_postgres(postgres, name, NAME)
+        postgres.sql(EMPTY, database=name)
+        options = ("--config=worker.toml", f"--connect={redis.url}", f"--server-name={SERVER}", f"--catch-up={url}")
+        with Daemon(tmp_path, "worker", *options, f"--database=sqlite:///{copy}", LOCAL[1]) as worker:
+            until(lambda: redis.subscribers(SERVER), "the worker subscribes")
+            redis.publish(*[f"POSITION events {writer} {end} {end}" for writer, end in ends.items()], channel=SERVER)
+            until(lambda: "cannot compare streams" in worker.log, "a check of the audit")
+            time.sleep(3)  # more checks
+            assert last(copy, "events") == 0
+            postgres.sql(FILLED, database=name)
+            until(lambda: last(copy, "events") == max(ends.values()), "the copy has the last fact")
+            with closing(sqlite3.connect(copy)) as database:
+                tokens = {token for (token,) in database.execute("SELECT stream_id FROM stream_events")}
+            assert len(tokens) == len({*published_facts()["events"]} | {*UNSENT["events"]}) - GONE["events"]
+            assert "table 'stream_positions' of the database is empty" in worker.log
 
 
 def last(copy: Path, stream: str) -> int:
