@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from replication.writer.positions import IPositions
 
 UP: Final = (UserSync, ClearUserSync, UserIp, FederationAck, RemoteServerUp, ApplicationCommand)
+MAX_SHOWN: Final = 40  # characters of a name that cannot be sent
 DOWN: Final = (RemoteServerUp, ApplicationCommand)
 _Key = tuple["StreamName", "InstanceName"]
 
@@ -136,11 +137,18 @@ class Relay:
         if self._patient and not (found and self._confirmed.keys() == self._found_at.keys()):
             return
         self._patient = False
-        for key, position in self._confirmed.items():
+        confirmed, self._confirmed = self._confirmed, {}
+        for key, position in confirmed.items():
             del self._found_at[key]
             self._published[key] = position
-            self.broadcast.publish(key[0], self._position(key))
-        self._confirmed.clear()
+            try:
+                lines = self._position(key)
+            except LocalProtocolError as error:  # a name in Synapse's tables, which no process can send
+                del self._published[key]
+                text, name = "{stream}: followers receive no facts of {name!r}: {error}", key[1][:MAX_SHOWN]
+                self.log.error(text, stream=key[0], name=name, error=error)
+                continue
+            self.broadcast.publish(key[0], lines)
         self.look_for_others()
 
     def look_for_others(self) -> None:

@@ -21,7 +21,7 @@ from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.web.site import make_site
 from replication.wire.commands import COMMANDS, ApplicationCommand
-from replication.wire.grammar import Token
+from replication.wire.grammar import InstanceName, Token
 from replication.writer.master import Master
 from tests.doubles import FragileStore, Net, Wire, begin, connect, error_of, lines_of, logged, now, shown_metrics
 from tests.follower.cases import HELLO, HTTP, MASTER, ORDERS, WIRE, WorkerCase, contents, fact, position, rdata
@@ -230,6 +230,27 @@ class PublishingTests(RelayCase):
         self.store.open_gate("commit")
         self.net.run()
         self.assertEqual(wire.read(), position(5, 5, writer="one") + position(6, 6, writer="two") + COMPLETE)
+
+    def test_a_writer_whose_name_cannot_be_sent_does_not_keep_others_from_followers(self) -> None:
+        """Synapse's tables may name it; no process can."""
+        writer = self.serve(HELLO + position(1, 3) + position(1, 1, "stock"))
+        self.start()
+        relay = self.worker._relay
+        assert relay is not None
+        with logged() as messages:
+            for name in ("a b", "", 300 * "n"):
+                key = ORDERS, InstanceName(name)
+                relay.linked("redis", key, Token(0), Token(7))
+                relay.confirmed(key, Token(7))
+        self.assertEqual(len(messages), 3)
+        self.assertTrue(
+            messages[0].startswith("orders: followers receive no facts of 'a b': POSITION cannot be encoded")
+        )
+        self.assertLess(len(messages[2]), 200)
+        wire = self.follow()
+        self.assertEqual(wire.read(), position(3, 3) + position(1, 1, "stock"))
+        self.send(writer, position(1, 1, writer="late"))
+        self.assertEqual(wire.read(), PARTIAL + position(1, 1, writer="late") + COMPLETE)
 
     def test_an_absent_writer_is_not_waited_for_long(self) -> None:
         self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
