@@ -127,9 +127,7 @@ class Audit:
     _checked: Callable[[], None] | None = None
     _former: FormerWriters | None = None
     _stored: _Positions = attrs.field(init=False, factory=dict)  # of the last check; empty if it failed
-    _seen: dict[StreamName, dict[InstanceName, Token]] = attrs.field(  # the largest that were stored there
-        init=False, factory=lambda: defaultdict(dict)
-    )
+    _seen: _Positions = attrs.field(init=False, factory=dict)  # the largest that were stored there, of present writers
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
     _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
@@ -194,11 +192,13 @@ class Audit:
             stored = await self._source.stored_positions()
             again = await find_restored(self._source, {each: reached[each] for each in found}, stored, self._seen)
             if again:
-                self._seen.clear()
+                self._seen = {}
                 await go_back(self._source, self._audited(), {follower: found[follower] for follower in again}, stored)
-        for stream, positions in stored.items():
-            for writer, token in positions.items():
-                self._seen[stream][writer] = max(token, self._seen[stream].get(writer, token))
+        before = self._seen  # a writer that is removed, and comes back, may store a lower position than it had
+        self._seen = {
+            stream: {of: max(token, before.get(stream, {}).get(of, token)) for of, token in positions.items()}
+            for stream, positions in stored.items()
+        }
 
     async def _run(self) -> None:
         clock = self._lifetime.clock

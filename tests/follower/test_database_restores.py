@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred
 
 from replication.follower.database_restores import go_back
 from replication.follower.stream import FollowMode
+from replication.wire.grammar import Token
 from tests.doubles import logged
 from tests.follower.test_audit import ONE, TWO, AuditCase, FakeDatabase, Followed
 
@@ -191,6 +192,23 @@ class NoRestoreTests(AuditCase):
         followed.check()
         followed.check()
         del followed.database.positions[ONE]
+        self.check_stays(followed)
+
+    def test_a_writer_that_was_removed_comes_back_with_a_lower_position(self) -> None:
+        """If its rows are deleted, Synapse begins at another writer's position.
+
+        It stores that while the first of two new facts is open.
+        """
+        followed = self.followed()
+        followed.at(TWO, 1)
+        followed.database.write(TWO, 2)
+        followed.database.write(ONE, 5)
+        followed.send(ONE, 5)
+        followed.check()
+        del followed.database.positions[ONE]
+        followed.check()
+        followed.database.positions[ONE] = followed.database.positions[TWO]
+        followed.database.written[Token(7)] = ONE  # while 6 is open
         self.check_stays(followed)
 
     def test_only_one_look_shows_it(self) -> None:
