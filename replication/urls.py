@@ -88,7 +88,7 @@ def _hide(text: str) -> str:
 
 
 def is_host(text: str) -> bool:
-    """Return whether the resolver takes ``text``: it fails with a UnicodeError for ``a..b`` and for long labels."""
+    """Return whether ``text`` can be encoded with IDNA; else the resolver raises a UnicodeError, as for ``a..b``."""
     try:
         text.encode("idna")
     except UnicodeError:

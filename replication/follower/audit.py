@@ -127,7 +127,7 @@ class Audit:
     _checked: Callable[[], None] | None = None
     _former: FormerWriters | None = None
     _stored: _Positions = attrs.field(init=False, factory=dict)  # of the last check; empty if it failed
-    _seen: _Positions = attrs.field(init=False, factory=dict)  # the largest that were stored there, of present writers
+    _seen: _Positions = attrs.field(init=False, factory=dict)  # the largest that each writer there has stored
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
     _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
@@ -194,7 +194,7 @@ class Audit:
             if again:
                 self._seen = {}
                 await go_back(self._source, self._audited(), {follower: found[follower] for follower in again}, stored)
-        before = self._seen  # a writer that is removed, and comes back, may store a lower position than it had
+        before = self._seen  # removed writers are forgotten: one that comes back may store a lower position
         self._seen = {
             stream: {of: max(token, before.get(stream, {}).get(of, token)) for of, token in positions.items()}
             for stream, positions in stored.items()

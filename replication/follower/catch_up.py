@@ -46,8 +46,8 @@ GONE_CURE: Final = (
     "name a folder of segments or another source that has them in catch_up, or start this worker once with "
     "--skip-gone, which leaves out what is gone up to {upto}"
 )
-SLOW: Final = 1.0  # seconds; a source that fails later than that is asked after the others
-PUT_OFF: Final = 30.0  # seconds, for so long
+SLOW: Final = 1.0  # seconds; a source that takes longer to fail is asked last
+PUT_OFF: Final = 30.0  # seconds for which it is asked last
 LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
 
 
@@ -124,7 +124,7 @@ class CatchUpSources:
     # Of each writer, since the last connection was lost: a writer whose database is restored closes its connections.
     _histories: dict[tuple[StreamName, InstanceName], History] = attrs.field(init=False, factory=dict)
     _in_memory: set[StreamName] = attrs.field(init=False)
-    _put_off: dict[Url, float] = attrs.field(init=False, factory=dict)  # sources that were slow to fail, until when
+    _put_off: dict[Url, float] = attrs.field(init=False, factory=dict)  # slow sources, and until when
 
     # The name of a writer's newest epoch; ``FollowedLinks`` requests it over the connection.
     epoch_of: Callable[[StreamName, InstanceName], Awaitable[str | None]] = attrs.field(

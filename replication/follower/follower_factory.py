@@ -89,7 +89,7 @@ class FollowerFactory:
         compares_histories = stores_position or (name == CACHES and self._invalidation.is_needed())
         histories = self._histories(name, mode) if compares_histories else None
         kind: Callable[..., StreamFollower] = StreamFollower
-        one_writer = database is not None and database.has_one_writer(name)
+        one_writer = database is not None and database.names_no_writer(name)
         if name in self._functions.linear and not one_writer:  # its facts ascend anyway
             kind = partial(MergingFollower, all_positions_received=self._links.all_positions_received)
         return kind(

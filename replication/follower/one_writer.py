@@ -1,7 +1,7 @@
 """Streams of a Synapse that one process writes at a time, and whose tables name no writer, such as ``account_data``.
 
-After a move to another process, a page of the new writer has the facts of the former one, too.  Those up to the
-position of the former writer were applied under its name (docs/protocol/redis.md, Former writers).
+After a move to another process, a page of the new writer has the facts of the previous one, too.  Those up to the
+position of the previous writer were applied under its name (docs/protocol/redis.md, Former writers).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def begin_of(writer: InstanceName, positions: Mapping[InstanceName, Token], upto: Token) -> Token:
-    """Return up to where other writers have written: the largest of their ``positions`` that are not above ``upto``."""
+    """Return the largest position of another writer that is at most ``upto``; 0 if there is none."""
     return max((each for other, each in positions.items() if other != writer and each <= upto), default=Token(0))
 
 
 def not_applied(follower: StreamFollower, writer: InstanceName, step: Apply, facts: Sequence[Fact]) -> Sequence[Fact]:
     """Return those of the ``facts`` of a step that were not applied under the name of another writer.
 
-    The others need no comparison under this name.
+    The audit need not compare the left-out facts for this writer: ``checked`` is raised past them.
     """
     applied = max((each for other, each in follower.all_positions().items() if other != writer), default=Token(0))
     follower.checked[writer] = max(follower.checked.get(writer, Token(0)), min(applied, step.upto))
@@ -37,6 +37,6 @@ def not_applied(follower: StreamFollower, writer: InstanceName, step: Apply, fac
 
 
 def own_part(page: Page, writer: InstanceName, positions: Mapping[InstanceName, Token], upto: Token) -> Page:
-    """Return what a relay serves of a page that ends at most at ``upto``: what follows the facts of other writers."""
+    """Return a page, for a follower of a relay, without the facts up to the position of another writer."""
     begin = begin_of(writer, positions, upto)
     return replace(page, facts=[each for each in page.facts if each.token > begin])

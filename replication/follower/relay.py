@@ -143,9 +143,12 @@ class Relay:
             self._published[key] = position
             try:
                 lines = self._position(key)
-            except LocalProtocolError as error:  # a name in Synapse's tables, which no process can send
+            except LocalProtocolError as error:  # a name in Synapse's tables that is invalid on the wire
                 del self._published[key]
-                text, name = "{stream}: followers receive no facts of {name!r}: {error}", key[1][:MAX_SHOWN]
+                text, name = (
+                    "{stream}: followers receive no facts of {name!r}, a name that no line can have: {error}",
+                    key[1][:MAX_SHOWN],
+                )
                 self.log.error(text, stream=key[0], name=name, error=error)
                 continue
             self.broadcast.publish(key[0], lines)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import ISqlExecutor
 
 MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
-FEW_IDS: Final = 100  # a page of more IDs is no fact that was just published
+FEW_IDS: Final = 100  # a range of at most so many IDs is read without a look at the stored positions
 FIRST_IDS: Final = 20_000  # of the first statement that searches writers
 SHORT: Final = 1.0  # seconds of such a statement, after which the next one may read more IDs
 FIRST: Final = Token(1)  # the position of a Synapse that has written nothing
@@ -123,8 +123,8 @@ class DatabaseCatchUp:
     async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return the positions that the other program has stored, of each stream in ``foreign`` that has any.
 
-        StoreError if none is stored at all: a restore has made the tables, and fills them.  It fills this one after
-        most others, which may lack rows until then.
+        StoreError if no position is stored: a restore may be running.  It fills ``stream_positions`` after most other
+        tables, so these may still lack rows.
         """
         await self._open()
         stored = await self._store.stored_positions()
@@ -132,7 +132,7 @@ class DatabaseCatchUp:
         if names and not stored:
             raise StoreError(
                 f"table 'stream_positions' of {self.name} is empty, so its other tables may lack rows: is a backup "
-                "being restored? This goes on once a position is stored"
+                "being restored? This process tries again until a position is stored"
             )
         return {name: stored[of] for name, of in names.items() if of in stored}
 
@@ -166,7 +166,7 @@ class DatabaseCatchUp:
         """Whether the positions of a stream in ``foreign`` are stored, and each row has the name of its writer."""
         return stream in self._naming_writers
 
-    def has_one_writer(self, stream: StreamName) -> bool:
+    def names_no_writer(self, stream: StreamName) -> bool:
         """Whether the positions of a stream in ``foreign`` are stored, and its rows have no name of a writer."""
         return stream in self.foreign and self.stores_positions(stream) and stream not in self._naming_writers
 

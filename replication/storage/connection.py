@@ -44,7 +44,7 @@ class SqlConnection(Generic[_Session]):
     """
 
     MARK: ClassVar[str]  # stands for a parameter
-    SCHEMA: ClassVar[int]  # the version with the table ``gone_facts``
+    SCHEMA: ClassVar[int]  # the version of the tables that added ``gone_facts``
     SNAPSHOT: ClassVar[str] = ""  # how a transaction begins that reads one snapshot
     ELEMENTS: ClassVar[str]  # a query of the texts in a JSON array, its parameter
     EXCLUSIVE: ClassVar[str] = ""  # a statement that excludes other processes that create tables, where BEGIN does not
@@ -186,11 +186,11 @@ class SqlConnection(Generic[_Session]):
     # ---- inside
 
     def _declare(self, tables: Sequence[StreamTable[_Session]], beside: list[StreamDefinition]) -> list[str]:
-        """Declare the streams of a database that may be written; ``beside`` are those from before."""
+        """Declare the streams of a database that may be written; ``beside`` are those that were declared earlier."""
         raise NotImplementedError
 
     def _mark_missing(self, tables: Collection[StreamTable[_Session]]) -> list[str]:
-        """Note that the facts of tables that were missing are gone up to the stored positions; return warnings."""
+        """Store marks up to the stored positions for tables that were missing; return warnings."""
         warnings = []
         for stream, positions in self.positions_of([*tables]).items() if tables else ():
             lost = {writer: token for writer, token in sorted(positions.items()) if token > 1}
@@ -199,7 +199,8 @@ class SqlConnection(Generic[_Session]):
             if lost:
                 gone = ", ".join(f"of {writer} up to {token}" for writer, token in lost.items())
                 warnings.append(
-                    f"stream {stream!r}: its table was missing, so facts are gone: {gone}; a backup has them"
+                    f"stream {stream!r}: its table was missing, and is empty now, so facts are gone: {gone}; restore a "
+                    "backup or, if this is a copy, delete the database of this worker"
                 )
         return warnings
 

@@ -114,7 +114,7 @@ class FormerWriters:
             if not (definition.writers and definition.names_writers):
                 return
             self._in_tables.add(name)
-            # A name that no process has stored a position under is one that other programs give their rows.
+            # A name without a stored position is no process: another program put it into its rows.
             others &= (await self._store.stored_positions()).get(name, {}).keys()
         if definition.writers:
             self._removed[name] = {each for each in others if not definition.written_by(each)}

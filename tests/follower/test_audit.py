@@ -114,7 +114,7 @@ class FakeDatabase:
     def names_writers(self, stream: StreamName) -> bool:
         return self._stored_name is not None
 
-    def has_one_writer(self, stream: StreamName) -> bool:
+    def names_no_writer(self, stream: StreamName) -> bool:
         return False
 
     async def writers(self, stream: StreamName, *, after: Token, upto: Token) -> dict[InstanceName, Token]:

@@ -244,7 +244,7 @@ class PublishingTests(RelayCase):
                 relay.confirmed(key, Token(7))
         self.assertEqual(len(messages), 3)
         self.assertTrue(
-            messages[0].startswith("orders: followers receive no facts of 'a b': POSITION cannot be encoded")
+            messages[0].startswith("orders: followers receive no facts of 'a b', a name that no line can have: POSITION cannot")
         )
         self.assertLess(len(messages[2]), 200)
         wire = self.follow()
