@@ -244,9 +244,11 @@ class PublishingTests(RelayCase):
                 relay.confirmed(key, Token(7))
         self.assertEqual(len(messages), 3)
         self.assertTrue(
-            messages[0].startswith("orders: followers receive no facts of 'a b', a name that no line can have: POSITION cannot")
+            messages[0].startswith(
+                "orders: followers receive no facts of 'a b', a name that no line can have: POSITION cannot"
+            )
         )
-        self.assertLess(len(messages[2]), 200)
+        self.assertLess(len(messages[2]), 220)
         wire = self.follow()
         self.assertEqual(wire.read(), position(3, 3) + position(1, 1, "stock"))
         self.send(writer, position(1, 1, writer="late"))
