@@ -226,3 +226,14 @@ def test_ids_that_cannot_be_shared_are_refused(other: StreamDefinition, culprit:
 def test_a_stream_that_shares_ids_cannot_be_shared_with() -> None:
     with pytest.raises(ConfigError, match="which has those of 'account_data' itself"):
         StreamRegistry([StreamDefinition("account_data"), TAGS, StreamDefinition("more", shares="tags")])
+
+
+def test_only_with_a_column_in_each_table_do_facts_have_the_name_of_their_writer() -> None:
+    named, unnamed = (
+        SourceTable(table=each, row=["a"], instance_column=column) for each, column in (("t", "w"), ("u", None))
+    )
+    assert StreamDefinition("orders").names_writers
+    assert StreamDefinition("orders", table="t", row=["a"], instance_column="w").names_writers
+    assert not StreamDefinition("orders", table="t", row=["a"]).names_writers
+    assert StreamDefinition("orders", tables=[named], row=["a"], sequence="s").names_writers
+    assert not StreamDefinition("orders", tables=[named, unnamed], row=["a"], sequence="s").names_writers

@@ -113,8 +113,9 @@ class SequenceTests(UsesIds, SynchronousTestCase):
         tables = [GenericTable(StreamDefinition(f"s{number}")) for number in range(4)]
         self.sql("INSERT INTO stream_positions VALUES ('s1', 'master', 7)")
         self.sql("CREATE SEQUENCE stream_s2_seq")
-        (warning,) = self.connection.declare(tables)
-        self.assertIn("'s1'", warning)
+        moved, missing = self.connection.declare(tables)
+        self.assertIn('sequence "stream_s1_seq" was at', moved)
+        self.assertIn("stream 's1': its table was missing", missing)
         self.assertEqual([self.allocate(stream=f"s{number}") for number in range(4)], [[2], [8], [2], [2]])
         self.sql("INSERT INTO stream_s3 VALUES (700, 0, 'master', '[]')")
         (warning,) = self.connection.declare(tables)
