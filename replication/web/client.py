@@ -29,6 +29,7 @@ from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the 
 from replication.urls import Url, hide_secret
 from replication.web.address import bearer, split_url
 from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_page
+from replication.web.passage import note_passage
 from replication.web.response import Response
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -271,7 +272,7 @@ class HttpCatchUp:
         url = f"{self._base}{path.rpartition('/')[0]}"  # for messages: the rest changes with each attempt
         try:
             whole = f"{self._base}{path}?{urlencode(query)}".encode("ascii")
-            headers = self._headers
+            headers = note_passage(self._headers)
             if put is not None:
                 headers = headers.copy()
                 headers.addRawHeader(b"content-type", b"application/json")

@@ -57,6 +57,7 @@ class _Report(msgspec.Struct, forbid_unknown_fields=True):
 
 
 LONGEST_REPORT: Final = 8 * 2**20  # bytes; the 64 MiB of other bodies would take seconds of one turn
+AGAIN_AFTER: Final = 60.0  # seconds
 MAX_NOTES: Final = 1_000  # the oldest are forgotten first
 _AGENT: Final = re.compile(r"replication/(?P<version>[\w.+-]{1,40})")
 _decode: Final = msgspec.json.Decoder(_Report).decode
@@ -90,6 +91,8 @@ async def take_report(request: ApiRequest, name: str) -> Answer:
         streams = readable if streams is None else readable & streams
     if streams is not None and (other := report.positions.keys() - streams):
         raise RequestError(400, f"positions has the stream {min(other)!r:.100}, but streams does not")
+    if request.has_passed:  # this relay passes it on to all others now
+        return Answer.json({"next": AGAIN_AFTER})
     following = await _followers(request).report(name, report.positions, streams)
     agent = _AGENT.fullmatch(request.requestHeaders.getRawHeaders("user-agent", [""])[0])
     notes = request.api.report_notes

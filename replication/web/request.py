@@ -93,6 +93,7 @@ class ApiRequest(Request):
     _access_number = -1  # of the rights that were read
     early_error: RequestError | None = None
     disconnected = False
+    has_passed = False  # whether this process has passed it on already, see ``passage``
     media_type = ""
     arrives = False  # whether a part of the body is missing, and it is not refused
     received = 0

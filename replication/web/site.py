@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from functools import lru_cache
 from importlib import import_module
@@ -22,7 +23,9 @@ from replication.streams.interfaces import Sample
 from replication.web.auth import UNAUTHORIZED, AccessPolicy, with_login
 from replication.web.bodies import Bodies
 from replication.web.channel import Channel
+from replication.web.followers import take_report
 from replication.web.health import Health
+from replication.web.passage import AGAIN, has_passed
 from replication.web.request import ApiRequest, RequestError
 from replication.web.routes import LIVE_ROUTES, NO_ROOMS, ROOM, ROOM_ROUTES, ROUTES, find_route
 from replication.web.turns import PageTurns
@@ -269,6 +272,7 @@ class Api:
         )
         self._find_route = lru_cache(FOUND_ROUTES)(self._split_and_find)  # clients repeat their paths
         self.feed: Feed | None = None  # of the live page, from its first request on
+        self._name = secrets.token_hex(8).encode()  # for ``passage``
         self.report_notes: dict[str, ReportNote] = {}  # by follower, the oldest first
         self.bounds = bounds
         self.bodies = Bodies()
@@ -334,6 +338,7 @@ class Api:
         route, parameters = self._find_route(request.method, request.path)
         try:
             self._check(request, route, parameters)
+            self._note_passage(request, route)
             answer = await route.answer(request, *parameters)
         except RequestError as error:
             answer = error.answer
@@ -385,6 +390,12 @@ class Api:
         """Raise RequestError if the sender may no longer make the call of a request that runs on."""
         command, target, _ = cast("Channel", request.channel).first_line
         self._check(request, *self._find_route(command, target.partition(b"?")[0]))
+
+    def _note_passage(self, request: ApiRequest, route: Route) -> None:
+        """Raise RequestError if this process would pass a request on again; a report is then answered at once."""
+        request.has_passed = has_passed(request.requestHeaders, self._name)
+        if request.has_passed and route.answer is not take_report:
+            raise RequestError(508, AGAIN)
 
     def _check(self, request: ApiRequest, route: Route, parameters: Sequence[str]) -> None:
         """Raise RequestError if the sender has no access, or not the right that the call needs."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 import time
+import urllib.request
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Event, Thread
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from replication.bench.cluster import free_ports
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.system.daemons import Daemon, append, fixed_ports, get_json, until
@@ -248,3 +251,35 @@ def test_a_relay_takes_no_follower_back_to_where_a_writer_was_that_is_back(
         newest = put(http, 2)
         is_at(seen, newest)
         assert "went back" not in daemons["x"].log
+
+
+@pytest.mark.parametrize("copy", ["true", "false"])
+def test_relays_that_name_each_other_as_sources_ask_each_other_once(tmp_path: Path, copy: str) -> None:
+    """A follower receives all facts, and its report reaches the master; before, each request went round for ever."""
+    with ExitStack() as stack:
+        master = Daemon(tmp_path, "master", "--stream=events")
+        wire, http = stack.enter_context(fixed_ports(master))
+        append(http, "events", [Fact(Token(0), (f"[{n}]",)) for n in range(300)])
+        ports = free_ports(4)
+        for name, own, other in (("one", ports[:2], ports[3]), ("two", ports[2:], ports[1])):
+            (tmp_path / f"{name}.toml").write_text(
+                f'instance_name = "{name}"\ncopy = {copy}\nconnect = ["tcp:{wire}"]\n'
+                f'catch_up = ["http://127.0.0.1:{other}", "http://{http}"]\n'
+                f'listen = ["tcp:{own[0]}:interface=127.0.0.1"]\nhttp = "tcp:{own[1]}:interface=127.0.0.1"\n'
+            )
+            stack.enter_context(Daemon(tmp_path, "worker", f"--config={name}.toml", name=name)).address("HTTP")
+        relay = f"127.0.0.1:{ports[1]}"
+        follow = (f"--connect=tcp:127.0.0.1:{ports[0]}", f"--catch-up=http://{relay}", "--instance-name=far")
+        stack.enter_context(Daemon(tmp_path, "worker", *follow, name="far"))
+        until(lambda: has(tmp_path / "replication-far.db", OF_STREAM, [(301,)]), "the follower has all facts")
+        assert table(tmp_path / "replication-far.db", "events") == table(tmp_path / "replication.db", "events")
+
+        def reported() -> bool:
+            known = get_json(f"http://{http}", "/v1/followers")["followers"]
+            return any(each["name"] == "far" and each["positions"].get("events") == {"master": 301} for each in known)
+
+        until(reported, "the master knows the follower")
+        for port in (ports[1], ports[3]):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                (line,) = re.findall(rb"^replication_http_connections (\S+)$", answer.read(), re.MULTILINE)
+            assert float(line) < 30
