@@ -143,15 +143,10 @@ class FollowedHistories:
             return after  # of an empty stream
         if self.accept_new:
             return Token(0) if theirs else after
-        found = (
-            f"has another history of {self._stream} than"
-            if theirs
-            else f"has no history of {self._stream} now, and not"
-        )
         raise StreamError(
-            f"{writer} {found} the one that was followed up to {after}: was its database "
-            f"emptied or exchanged? Nothing is deleted here. Start the writer with the right database, or {ACCEPT} to "
-            "follow this one"
+            f"{writer} has another history of {self._stream}, or none: not the one that was followed up to {after}. "
+            "Was its database emptied or exchanged? Nothing is deleted here. Start the writer with the right database, "
+            f"or {ACCEPT} to follow this one"
         )
 
     def _learn_later(self, writer: InstanceName, is_open: Callable[[], Awaitable[bool]]) -> None:
