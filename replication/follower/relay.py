@@ -145,11 +145,12 @@ class Relay:
                 lines = self._position(key)
             except LocalProtocolError as error:  # a name in Synapse's tables that is invalid on the wire
                 del self._published[key]
-                text, name = (
+                self.log.error(
                     "{stream}: followers receive no facts of {name!r}, a name that no line can have: {error}",
-                    key[1][:MAX_SHOWN],
+                    stream=key[0],
+                    name=key[1][:MAX_SHOWN],
+                    error=error,
                 )
-                self.log.error(text, stream=key[0], name=name, error=error)
                 continue
             self.broadcast.publish(key[0], lines)
         self.look_for_others()

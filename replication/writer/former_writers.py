@@ -209,11 +209,11 @@ class FormerWriters:
         stored: Mapping[InstanceName, Token] = {}
         if writers:
             claimed = {**await self._store.claimed_elsewhere(writers)}
-            reached = self._streams[stream].published if stream in self._streams else INITIAL_POSITION
             positions = await self._store.positions(stream)
             if claimed or stream in self._in_tables:
                 stored = (await self._store.stored_positions()).get(stream, {})
             if stream in self._in_tables:  # other programs may insert rows of any name, above what is complete
+                reached = self._streams[stream].published if stream in self._streams else INITIAL_POSITION
                 ends = {each: min(token, reached) for each, token in positions.items()}
                 positions = {each: max(ends.get(each, Token(0)), token) for each, token in stored.items()}
             for each, connected in (await self._store.claimed_elsewhere(writers)).items():

@@ -136,9 +136,10 @@ def rows_of_others(session: PostgresSession, definitions: Sequence[StreamDefinit
         known = ", ".join(map(literal, each.writers))
         others = f"SELECT DISTINCT writer FROM ({newest}) AS newest WHERE writer NOT IN ({known}) ORDER BY 1 LIMIT 5"
         asked.append(f"SELECT {place}, writer FROM ({others}) AS others")
-    former = _former(session) if asked else ()
+    rows = session.run(" UNION ALL ".join(asked), prepare=False) if asked else []
+    former = _former(session) if rows else ()
     found: dict[int, list[str]] = {}
-    for place, writer in session.run(" UNION ALL ".join(asked), prepare=False) if asked else ():
+    for place, writer in rows:
         if (definitions[place].name, writer) not in former:
             found.setdefault(place, []).append(writer)
     return {definitions[place].name: _of_others(definitions[place], others) for place, others in found.items()}
