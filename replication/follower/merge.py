@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from replication.follower.stream import StreamFollower
 from replication.streams.cursor import Apply, Reset
 from replication.streams.merge import ApplyMerged, merge
-from replication.wire.grammar import InstanceName
+from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ALL: Final = InstanceName("")  # stands for all writers together
 PATIENCE: Final = 5.0  # seconds to wait for a known writer, once its connection has sent positions of others
+LOSS_PATIENCE: Final = 15.0  # seconds to wait for the other writers, once one has gone back
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -37,6 +38,9 @@ class MergingFollower(StreamFollower):
     several reads.  After that they count as renamed or removed, and this is logged.  Facts that such a writer, or a new
     one, wrote before this process followed it may be applied after larger tokens.
 
+    A writer that goes back has lost commits, and so may the others: they have one database.  Positions from before do
+    not count.  Each other writer is waited for until it sends one again; LOSS_PATIENCE at most, if it is connected.
+
     ``all_positions_received`` returns whether every connection has sent its positions; the rest is StreamFollower's.
     """
 
@@ -46,6 +50,9 @@ class MergingFollower(StreamFollower):
     _former: dict[Hashable, set[InstanceName]] = attrs.field(init=False, factory=dict)
     # Known writers that have sent no position, though connections have; with the wait for each, once it has begun.
     _missing: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
+    # Those that have gone back or sent a position since the first one went back; None while no other is waited for.
+    _confirmed: set[InstanceName] | None = attrs.field(init=False, default=None)
+    _went_back_to: Token = attrs.field(init=False, default=Token(0))
 
     async def open(self) -> None:
         """Read the stored positions; their writers are waited for."""
@@ -56,6 +63,8 @@ class MergingFollower(StreamFollower):
         """Process a POSITION, which also names a writer that the connection brings."""
         self._writers.setdefault(link, set()).add(command.instance)
         self._missing.pop(command.instance, None)
+        if self._confirmed is not None:
+            self._confirmed.add(command.instance)
         super().position_received(link, command, can_go_back=can_go_back)
 
     def connection_lost(self, link: Hashable) -> None:
@@ -108,13 +117,20 @@ class MergingFollower(StreamFollower):
         if self._missing or not self._all_positions_received():
             return None
         present = self._present()
-        return merge(
-            {
-                writer: cursor
-                for writer, cursor in self.cursors.items()
-                if writer in present or cursor.position < cursor.published
-            }
-        )
+        cursors = {
+            writer: cursor
+            for writer, cursor in self.cursors.items()
+            if writer in present or cursor.position < cursor.published
+        }
+        return merge(cursors) if all(self._is_confirmed(writer, present) for writer in cursors) else None
+
+    def _is_confirmed(self, writer: InstanceName, present: set[InstanceName]) -> bool:
+        """Return whether a writer cannot go back any more below where it is, or is not waited for."""
+        cursor = self.cursors[writer]
+        if not cursor.linked:
+            return writer not in present
+        sent_before = self._confirmed is not None and writer not in self._confirmed
+        return cursor.confirmed and not (sent_before and cursor.reached > self._went_back_to)
 
     def _drive(self, writer: InstanceName) -> None:
         super()._drive(writer)
@@ -132,6 +148,7 @@ class MergingFollower(StreamFollower):
         if isinstance(fresh, ApplyMerged):
             await self._apply_merged(fresh)
         elif isinstance(fresh, Reset):
+            self._wait_for_positions(writer, fresh.to)
             await super()._apply(writer, fresh)
 
     async def _apply_merged(self, step: ApplyMerged) -> None:
@@ -152,6 +169,23 @@ class MergingFollower(StreamFollower):
         self.applied_rows += sum([len(fact.texts) for fact in step.facts])
         for each in step.parts:
             self._moved(self.name, each, self.cursors[each].position)
+
+    def _wait_for_positions(self, writer: InstanceName, to: Token) -> None:
+        """Wait until the writers other than ``writer``, which goes back, have sent a position again."""
+        if self._confirmed is not None:
+            self._confirmed.add(writer)
+            return
+        self._confirmed, self._went_back_to = {writer}, to
+        Deferred.fromCoroutine(self._end_wait_for_positions())
+
+    async def _end_wait_for_positions(self) -> None:
+        all_linked = False
+        while not (all_linked or self._lifetime.ended):
+            await self._lifetime.sleep(LOSS_PATIENCE)
+            all_linked = all(self.cursors[writer].linked for writer in self._present())
+        self._confirmed = None
+        if not self._lifetime.ended:
+            self.resume()
 
     def _give_up_missing(self, wait: Deferred[None]) -> None:
         missing = {writer for writer, waited in self._missing.items() if waited is wait}

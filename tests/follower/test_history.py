@@ -499,8 +499,20 @@ class LinearTests(HistoryCase):
             self.rows(fact(10), writer=OTHER, link="two")
             self.assertEqual(self.seen, [2, 3, 4, 6])
             self.gate.callback(None)
-        self.assertEqual(self.undone, [(MASTER, 4)])
+        self.assertEqual((self.undone, self.seen), ([(MASTER, 4)], [2, 3, 4, 6]))
+        self.at(9, 10, OTHER, "two")  # so it has lost nothing
         self.assertEqual(self.seen, [2, 3, 4, 6, 5, 7, 8])
+
+    def test_nothing_is_applied_while_the_history_of_another_writer_is_compared(self) -> None:
+        self.at(0, 8, MASTER, "one")
+        self.at(0, 1, OTHER, "two")
+        self.follower.connection_lost("one")
+        self.gate = Deferred()
+        self.at(0, 8, MASTER, "next")
+        self.rows(fact(5), writer=OTHER, link="two")
+        self.assertEqual(self.seen, [])
+        self.gate.callback(None)
+        self.assertEqual(self.seen, [5])
 
 
 class StopTests(HistoryCase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replication.errors import StoreError
-from replication.follower.merge import PATIENCE, MergingFollower
+from replication.follower.merge import LOSS_PATIENCE, PATIENCE, MergingFollower
 from replication.follower.stream import FollowMode
 from replication.session.connection import Rows
 from replication.streams.interfaces import Page, Write
@@ -145,7 +145,47 @@ class OrderTests(LinearCase):
             self.at(3, 3, MASTER, "one")
         self.assertEqual((self.position(MASTER), self.position(OTHER)), (3, 5))
         self.rows(fact(4), writer=MASTER, link="one")
+        self.assertEqual(self.seen, [])
+        self.process.clock.advance(LOSS_PATIENCE)
         self.assertEqual(self.seen, [(4, MASTER)])
+
+    def test_a_position_from_before_commits_were_lost_does_not_count(self) -> None:
+        """Both writers have lost facts, and one of them goes back later."""
+        self.both_positions(1, 9)
+        self.follower.connection_lost("one")
+        self.follower.connection_lost("two")
+        with logged():
+            self.at(3, 3, MASTER, "one")
+            self.rows(fact(6), fact(8), writer=MASTER, link="one")
+            self.assertEqual(self.seen, [])
+            self.at(4, 4, OTHER, "two")
+        self.rows(fact(5), fact(7), writer=OTHER, link="two")
+        self.at(7, 8, OTHER, "two")
+        self.assertEqual(self.seen, [(5, OTHER), (6, MASTER), (7, OTHER), (8, MASTER)])
+
+    def test_a_writer_that_has_not_come_back_since_commits_were_lost_is_waited_for(self) -> None:
+        self.both_positions(1, 9)
+        self.follower.connection_lost("one")
+        self.follower.connection_lost("two")
+        with logged():
+            self.at(3, 3, MASTER, "one")
+            self.rows(fact(6), writer=MASTER, link="one")
+            self.process.clock.pump([LOSS_PATIENCE] * 4)
+            self.assertEqual(self.seen, [])
+            self.at(5, 5, OTHER, "two")
+        self.at(5, 7, OTHER, "two")
+        self.assertEqual(self.seen, [(6, MASTER)])
+
+    def test_a_later_loss_is_waited_for_again(self) -> None:
+        self.both_positions(1, 9)
+        for to in (5, 3):
+            with logged():
+                self.follower.connection_lost("one")
+                self.at(to, to, MASTER, "one")
+                self.rows(fact(to + 1), link="one")
+                self.assertNotIn((to + 1, MASTER), self.seen)
+                self.process.clock.advance(LOSS_PATIENCE)
+            self.assertIn((to + 1, MASTER), self.seen)
 
     def test_no_connection_is_paused_for_another_writer(self) -> None:
         """Otherwise the writer would close the paused connection, because of another writer."""
@@ -292,6 +332,16 @@ class MissingWriterTests(LinearCase):
         self.rows(fact(2), writer=OTHER, link="two again")
         self.at(2, 3, OTHER, "two again")
         self.assertEqual(self.seen, [(2, OTHER), (3, MASTER)])
+
+    def test_the_position_of_a_lost_connection_does_not_count(self) -> None:
+        """That writer may come back with a lower one, if its database has lost commits."""
+        self.at(1, 1, MASTER, "one")
+        self.at(1, 9, OTHER, "two")
+        self.follower.connection_lost("two")
+        self.rows(fact(3), link="one")
+        self.assertEqual((self.seen, self.state(MASTER)), ([], "waiting for others"))
+        self.at(9, 9, OTHER, "two")
+        self.assertEqual(self.seen, [(3, MASTER)])
 
     def test_earlier_facts_of_a_new_writer_are_applied_late(self) -> None:
         self.both_positions(1, 9)
