@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -80,15 +81,15 @@ class FollowedHistories:
         Facts up to ``after`` are applied, facts up to ``upto`` are received.  If only facts above ``after`` may be of
         another history, the result is at least ``after``: these facts are fetched again, and nothing is undone.
 
-        If no history was stored, as for a Synapse or an in-memory stream, the facts are trusted.  The history is then
-        stored once a source has it, if the connection ``is_open`` then.
+        If no history was stored, as before the first fact, all facts are the writer's.  They wait for its history, so
+        that none is applied without one.  If no source answers, they wait no longer: a Synapse has no history.  Later
+        the history is stored once a source has it, if the connection ``is_open`` then.
 
         CatchUpError: no source answers now.  StreamError: no epoch is in common.
         """
         ours = await self.followed(writer)
         if not ours:
-            self._learn_later(writer, is_open)
-            return upto, ()
+            return upto, await self._first(writer, is_open)
         self.checks += 1
         theirs = await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
         common = common_position(ours, theirs, after)
@@ -149,12 +150,19 @@ class FollowedHistories:
             f"or {ACCEPT} to follow this one"
         )
 
-    def _learn_later(self, writer: InstanceName, is_open: Callable[[], Awaitable[bool]]) -> None:
-        """Learn the history of a writer for its newest connection, no more for an earlier one."""
+    async def _first(self, writer: InstanceName, is_open: Callable[[], Awaitable[bool]]) -> History:
+        """Return the history of a writer of which none is stored; empty if it has none, or no source answers now.
+
+        Then it is learnt later, for this connection, no more for an earlier one.
+        """
         if writer in self._learning:
             self._learning[writer].cancel()
-        learning = self._learning[writer] = Deferred.fromCoroutine(self._learn(writer, is_open))
-        self._lifetime.add(learning).addErrback(self._not_learned)
+        try:
+            return await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
+        except ReplicationError:  # a fetch of facts reports it
+            learning = self._learning[writer] = Deferred.fromCoroutine(self._learn(writer, is_open))
+            self._lifetime.add(learning).addErrback(self._not_learned)
+            return ()
 
     def _not_learned(self, failure: Failure) -> None:
         if not failure.check(CancelledError):  # that is the end of the process, or of the connection
@@ -164,11 +172,9 @@ class FollowedHistories:
         """Fetch the history of a writer and store it; retry while no source answers."""
         backoff = Backoff(FIRST_RETRY, LAST_RETRY)
         while not self._lifetime.ended:
-            try:
+            await self._lifetime.add(deferLater(self._lifetime.clock, backoff.next()))
+            with suppress(ReplicationError):
                 history = await self._fetch(self._stream, writer)
-            except ReplicationError:  # a fetch of facts reports it
-                await self._lifetime.add(deferLater(self._lifetime.clock, backoff.next()))
-            else:
                 if await is_open():  # else the next connection learns it
                     await self.store(writer, history)
                 return

@@ -88,7 +88,35 @@ class HistoryCase(FollowerCase):
 
 
 class CopyTests(HistoryCase):
-    def test_a_first_history_is_stored_without_delay_of_the_facts(self) -> None:
+    def test_the_first_facts_wait_for_the_history(self) -> None:
+        """Else a copy could not notice that the database was exchanged at once, and would delete them."""
+        self.gate = Deferred()
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 7)))
+        self.assertEqual((self.stored(), self.stored_history()), (([], 0), []))
+        self.gate.callback(None)
+        self.assertEqual((self.stored()[1], self.stored_history()), (6, ["a", "b"]))
+        self.follower.connection_lost("link")
+        self.published = [epoch("other", 1)]
+        with logged() as messages:
+            self.at(0, 2, link="next")
+        self.assertIn("Nothing is deleted here", messages[0])
+        self.assertEqual(self.stored()[1], 6)
+
+    def test_first_facts_of_a_connection_that_is_lost_before_the_history_is_known_are_not_applied(self) -> None:
+        self.gate, self.answer = Deferred(), succeed(False)
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 7)))
+        self.follower.connection_lost("link")
+        self.published = CatchUpError("refused")
+        self.gate.callback(None)
+        self.answer, self.published = None, [epoch("other", 1)]
+        self.process.pages = [Page([fact(2, '"new"')], Token(2), limited=False)]
+        self.at(2, 2, link="next")
+        self.process.clock.advance(1.0)
+        self.assertEqual((self.stored(), self.stored_history()), (([fact(2, '"new"')], 2), ["other"]))
+
+    def test_a_source_that_does_not_answer_delays_no_first_facts(self) -> None:
         self.published = CatchUpError("refused")
         self.at(0, 1)
         self.rows(fact(2))
@@ -530,9 +558,11 @@ class StopTests(HistoryCase):
         self.assertEqual((self.asked, self.flushLoggedErrors()), (1, []))
 
     def test_an_unexpected_error_of_a_first_fetch_is_logged(self) -> None:
+        self.published = CatchUpError("refused")
+        self.at(1, 1)
         self.published = ZeroDivisionError("a bug")
         with logged() as messages:
-            self.at(1, 1)
+            self.process.clock.advance(FIRST_RETRY)
         self.assertEqual(messages, ["reading the history of orders"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(begin(self.histories.followed(MASTER)), [()])

@@ -217,8 +217,9 @@ class ShownPageTests(WorkerCase):
 
         self.patch(MissedFacts, "page", fetch)
         with logged():
-            self.serve(HELLO + position(1, 1) + rdata(2) + rdata(3))
+            writer = self.serve(HELLO + position(1, 1))
             self.start()
+            self.send(writer, rdata(2), rdata(3))
             self.assertEqual(self.at(), 1)
         self.flushLoggedErrors(ValueError)
         self.assertEqual(self.show(9), [3])

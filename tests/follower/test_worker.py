@@ -794,6 +794,7 @@ class DatabaseTests(SynchronousTestCase):
                 self.pump.wait(worker.store.find_receipt("nothing"))
             self.pump.wait(started)
             while worker._followed.position(ORDERS, MASTER) < until or (fails and not seen):
+                self.net.run()
                 self.pump.wait(worker.store.find_receipt("nothing"))
             stopped = worker.stop()
             self.net.run()
