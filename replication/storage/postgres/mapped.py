@@ -31,14 +31,19 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
 
 _IS_ARRAY: Final = "SELECT oid::bigint, typcategory = 'A' FROM pg_type WHERE oid = ANY(%s::oid[])"
-# Types with times that a session writes in its own time zone, unless that is UTC.
+# Types with times that a session writes in its own time zone, unless that is UTC; the times may lie deep inside.
+# PostgreSQL 13 has no multiranges, so their column is read as JSON.
 _ZONED: Final = (
-    "WITH zoned (kind) AS (SELECT oid FROM pg_type WHERE format_type(oid, NULL) IN "
-    "('timestamp with time zone[]', 'tstzrange', 'tstzrange[]', 'tstzmultirange', 'tstzmultirange[]')) "
-    "SELECT format_type(oid, NULL), current_setting('TimeZone') FROM pg_type WHERE oid = ANY(%s::oid[]) "
-    "AND current_setting('TimeZone') NOT IN ('UTC', 'Etc/UTC', 'GMT', 'Etc/GMT') "
-    "AND (oid IN (TABLE zoned) OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = typrelid AND typrelid <> 0 "
-    "AND (atttypid = 'timestamptz'::regtype OR atttypid IN (TABLE zoned)))) LIMIT 1"
+    "WITH RECURSIVE inside (whole, part) AS (SELECT oid, oid FROM pg_type WHERE oid = ANY(%s::oid[]) "
+    "UNION SELECT whole, next.part FROM inside JOIN ("
+    "SELECT oid AS outer_type, typelem AS part FROM pg_type WHERE typcategory = 'A' "
+    "UNION ALL SELECT oid, typbasetype FROM pg_type WHERE typtype = 'd' "
+    "UNION ALL SELECT pg_type.oid, atttypid FROM pg_type JOIN pg_attribute ON attrelid = typrelid AND attnum > 0 "
+    "UNION ALL SELECT rngtypid, rngsubtype FROM pg_range "
+    "UNION ALL SELECT (to_jsonb(pg_range) ->> 'rngmultitypid')::oid, rngtypid FROM pg_range"
+    ") AS next ON outer_type = inside.part) "
+    "SELECT format_type(whole, NULL), current_setting('TimeZone') FROM inside WHERE part = 'timestamptz'::regtype "
+    "AND whole <> part AND current_setting('TimeZone') NOT IN ('UTC', 'Etc/UTC', 'GMT', 'Etc/GMT') LIMIT 1"
 )
 # An index on the ID; a partial index will do for a stream with ``where``.
 _INDEXES: Final = (

@@ -115,12 +115,17 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         return store
 
     def test_times_in_the_time_zone_of_the_session_are_refused_unless_that_is_utc(self) -> None:
+        self.sql("CREATE DOMAIN moment AS timestamptz")
         self.sql("CREATE TYPE pair AS (at timestamptz, name text)")
-        kinds = ("timestamptz[]", "tstzrange", "pair", "tstzrange[]")
+        self.sql("CREATE TYPE nested AS (number int, value pair[])")
+        self.sql("CREATE TYPE of_domain AS (at moment)")
+        self.sql("CREATE TYPE moments AS RANGE (subtype = timestamptz)")
+        kinds = ["timestamptz[]", "tstzrange", "pair", "tstzrange[]", "pair[]", "nested", "of_domain", "moment[]", "moments"]
         for number, kind in enumerate(kinds):
             self.sql(f"CREATE TABLE zoned{number} (id bigint PRIMARY KEY, value {kind})")
         streams = [
-            StreamDefinition(f"z{each}", table=f"zoned{each}", id_column="id", row=["value"]) for each in range(4)
+            StreamDefinition(f"z{number}", table=f"zoned{number}", id_column="id", row=["value"])
+            for number in range(len(kinds))
         ]
         self.configure("TimeZone", "Asia/Kathmandu")
         for each in streams:
