@@ -25,7 +25,7 @@ from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.logs import TroubleLog
 from replication.net.endpoints import default_http_url, is_redis
 from replication.streams.facts import count_rows
-from replication.streams.history import UNKNOWN_EPOCH, common_position
+from replication.streams.history import UNKNOWN_EPOCH, certain_position
 from replication.streams.interfaces import Page
 from replication.urls import Url
 from replication.web.client import HttpCatchUp
@@ -481,7 +481,7 @@ def _only_common(page: Page, after: Token, theirs: History, ours: History, what:
     """
     if not ours:
         return page
-    common = common_position(theirs, ours, max(page.upto, page.replaced_upto)) or Token(0)
+    common = certain_position(theirs, ours, max(page.upto, page.replaced_upto)) or Token(0)
     if common <= after:
         why = "the source is older than a restore of that database, or of another database"
         raise FactsGoneError(f"{what} above {common} are not those that the writer has: {why}")

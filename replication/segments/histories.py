@@ -10,7 +10,7 @@ from replication.errors import StoreError
 from replication.segments.folders import read_index, write_index
 from replication.segments.manifest import NOT_DECODED, WORK
 from replication.storage.tables.histories import ALL, EXISTS
-from replication.streams.history import common_position, encode_history, read_history
+from replication.streams.history import certain_position, encode_history, read_history
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check_histories(folder: Folder, manifest: Manifest, histories: Histories) ->
         end = chain[-1].upto
         if key not in known or key not in histories:
             continue
-        common = common_position(known[key], histories[key], end)
+        common = certain_position(known[key], histories[key], end)
         if common != end:
             stream, writer = key
             raise StoreError(
@@ -77,7 +77,7 @@ def check_unchanged(database: Database, part: StreamRange, planned: Sequence[His
     stored = {(stream, writer): abs(stream_id) for stream, writer, stream_id in read_positions(database) or ()}
     for each, history in zip(part.writers, planned, strict=True):
         key = definition.name, each.instance
-        common = common_position(history, of_tables if foreign else now.get(key, ()), each.upto)
+        common = certain_position(history, of_tables if foreign else now.get(key, ()), each.upto)
         if history and (common != each.upto or (not foreign and stored.get(key, 0) < each.upto)):
             raise StoreError(
                 f"{database.url!r} was restored or exchanged while {part.definition.name} by {each.instance} was read "

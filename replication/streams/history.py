@@ -92,6 +92,16 @@ def doubted_since(ours: History, theirs: History, position: Token) -> Token | No
     return min(doubted, default=None)
 
 
+def certain_position(ours: History, theirs: History, position: Token) -> Token | None:
+    """Return up to where facts at ``position`` are the writer's if they cannot be counted; None as in common_position.
+
+    Facts in doubt may be lost, so none of them is certain.
+    """
+    common = common_position(ours, theirs, position)
+    since = None if common is None else doubted_since(ours, theirs, common)
+    return common if since is None else since
+
+
 def _state(epoch: Epoch) -> str:
     return epoch.name.partition(".")[2]
 

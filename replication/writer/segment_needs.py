@@ -10,7 +10,7 @@ import msgspec
 
 from replication.errors import CatchUpError
 from replication.storage.threads import SerialThread
-from replication.streams.history import common_position
+from replication.streams.history import certain_position
 from replication.urls import Url
 from replication.wire.grammar import Token
 
@@ -116,7 +116,7 @@ class SegmentNeeds:
             reach = self._reach(folder, chains.get((name, writer), ()), upto)
             history = theirs.get((name, writer), ())
             if history and ours.get(name):
-                common = common_position(history, ours[name], reach.upto) or Token(0)
+                common = certain_position(history, ours[name], reach.upto) or Token(0)
                 if common < reach.upto:
                     reach = _Reach(common, f", which have facts of another history above {common}")
             found[name] = reach

@@ -283,6 +283,12 @@ class OtherHistoryTests(SourcesCase):
         expected = Page(self.STALE.facts[:2], Token(6), limited=True)
         self.assertEqual(self.ask(self.STALE, self.OLD, self.NEW), (expected, []))
 
+    def test_the_page_ends_before_facts_that_were_open_in_the_restored_backup(self) -> None:
+        """The backup has the larger ID 7, and may lack the ID 6, so the new epoch begins where the page ends."""
+        old = (Epoch("a.1", Token(1), Token(1)),)
+        new = (*old, Epoch("b.2", Token(5), Token(7)))
+        self.assertEqual(self.ask(self.STALE, old, new), (Page(self.STALE.facts[:1], Token(5), limited=True), []))
+
     def test_the_writers_history_is_requested_if_none_was_followed(self) -> None:
         expected = Page(self.STALE.facts[:2], Token(6), limited=True)
         self.assertEqual(self.ask(self.STALE, self.OLD, (), own=self.NEW), (expected, []))

@@ -66,6 +66,18 @@ def test_a_restored_or_exchanged_database_is_refused(
     check_histories(*folder, of_master(A, B))  # nothing has changed
 
 
+def test_segments_with_a_fact_that_was_open_in_the_restored_backup_are_refused(tmp_path: Path) -> None:
+    """The backup has the larger ID 6, and lacks ID 5, so the new epoch begins where the segments end."""
+    written = write_folder(tmp_path / "out", FACTS, ends=[6])
+    manifest = read_manifest(written)
+    assert manifest is not None
+    first = epoch("a.1", 1)
+    check_histories(written, manifest, of_master(first))
+    with pytest.raises(StoreError, match=r"segments of orders by master reach 6, but .* other facts above 4: .*other"):
+        check_histories(written, manifest, of_master(first, Epoch("b.2", Token(4), Token(6))))
+    check_histories(written, manifest, of_master(first, epoch("b.2", 6)))  # an ordinary restart
+
+
 def test_what_an_interrupted_run_left_behind_is_removed_if_the_history_goes_on(
     folder: tuple[LocalFolder, Manifest],
 ) -> None:

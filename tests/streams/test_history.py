@@ -14,6 +14,7 @@ from replication.streams.history import (
     MAX_EPOCHS,
     Epoch,
     begin_epoch,
+    certain_position,
     common_position,
     doubted_since,
     encode_history,
@@ -123,6 +124,16 @@ def test_ids_that_were_open_when_the_state_of_the_tables_changed_are_in_doubt() 
         ours = theirs[:1] if len(theirs) > 1 else [first]
         assert doubted_since(ours, theirs, Token(position)) == since, (theirs, position)
     assert doubted_since([first, promoted], [first, promoted], Token(8)) is None
+
+
+def test_facts_in_doubt_that_cannot_be_counted_are_not_certain() -> None:
+    """ID 5 was open in the backup and 6 committed; the facts have been read from the original database."""
+    first, other = epoch("a.1", 1), epoch("b.2", 6, settled=4)
+    for position, certain in ((3, 3), (4, 4), (5, 4), (6, 4), (9, 4)):
+        assert certain_position([first], [first, other], Token(position)) == certain
+    assert certain_position([first, other], [first, other], Token(6)) == 6
+    assert certain_position([first], [first, epoch("b.2", 6)], Token(6)) == 6
+    assert certain_position([first], [other], Token(6)) is None
 
 
 def test_the_first_epoch_stays_as_common_start() -> None:

@@ -101,11 +101,12 @@ class SegmentNeedsTests(SynchronousTestCase):
         """A restored master has other facts under the IDs that the segments have."""
         with TemporaryDirectory() as folder:
             write_folder(Path(folder), HISTORY, ends=[5, 9])
-            old, new = Epoch("a", Token(1), Token(1)), Epoch("b", Token(5), Token(5))
+            old, new = Epoch("a.1", Token(1), Token(1)), Epoch("b.2", Token(5), Token(5))
+            doubted = Epoch("b.2", Token(5), Token(9))  # of a backup with the ID 9, in which the ID 6 was open
             write_index(
                 LocalFolder(Path(folder)), HISTORIES, msgspec.json.encode([[STREAM, MASTER, encode_history([old])]])
             )
-            for ours, has in (([old], 9), ([old, new], 5), ([new], 0)):
+            for ours, has in (([old], 9), ([old, new], 5), ([old, doubted], 5), ([new], 0)):
                 Pump().wait(self.store.store_histories(MASTER, {STREAM: ours}))
                 ((_, found),) = self.needed(folder)[STREAM].items()
                 self.assertEqual(found, has)
