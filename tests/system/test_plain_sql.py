@@ -108,7 +108,7 @@ def start_writers(stack: ExitStack, database: str, transactions: int) -> list[su
 def test_eight_writers_with_plain_sql(
     tmp_path: Path, database: str, request: pytest.FixtureRequest, *, installed: bool
 ) -> None:
-    transactions = 600 if request.config.getoption("--full") else 60
+    transactions = 600 if request.config.getoption("--full") else 40
     (tmp_path / "account.py").write_text(APP)
     with ExitStack() as stack:
         master = stack.enter_context(start_master(tmp_path, database))
@@ -165,7 +165,7 @@ def test_appends_over_http_among_external_writers_and_a_bulk(
 ) -> None:
     """The master never has a bulk that commits at once in its memory: followers fetch it in pages."""
     full = bool(request.config.getoption("--full"))
-    appends, transactions, bulk = (20_000, 500, 1_000_000) if full else (1_500, 30, 150_000)
+    appends, transactions, bulk = (20_000, 500, 1_000_000) if full else (1_000, 30, 100_000)
     with ExitStack() as stack:
         master = stack.enter_context(start_master(tmp_path, database))
         wire, http = master.address("the wire"), master.address("HTTP")

@@ -60,7 +60,7 @@ def test_each_fact_is_applied_once_behind_a_relay_that_is_killed(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     """Two workers behind the relay, and a third behind a second relay; one keeps account of what it was given."""
-    kills = 40 if request.config.getoption("--full") else 5
+    kills = 40 if request.config.getoption("--full") else 3
     (tmp_path / "account.py").write_text(APP)
     (tmp_path / "plain.toml").write_text("copy = false\n")
     chance = random.Random(11)

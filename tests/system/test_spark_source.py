@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "open sesame"
-ROWS = 40  # that a running query has to write before the next thing happens to it
+ROWS = 20  # that a running query has to write before the next thing happens to it
 
 QUERY = """
 import sys
