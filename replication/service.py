@@ -337,10 +337,14 @@ class Daemon(service.Service):
 
 
 def _complain(text: str) -> None:
-    """Write why the process ends to the real standard error: twistd logs what is written to ``sys.stderr``."""
+    """Write why the process ends to the real standard error: twistd logs what is written to ``sys.stderr``.
+
+    If that is on a full disk, or its reader has ended, the status still shows that the process has failed.
+    """
     if sys.__stderr__ is not None:
-        sys.__stderr__.write(f"replication: {escape(text)}\n")
-        sys.__stderr__.flush()
+        with suppress(OSError):
+            sys.__stderr__.write(f"replication: {escape(text)}\n")
+            sys.__stderr__.flush()
 
 
 def _exit_with_status_1(text: str) -> None:

@@ -399,6 +399,13 @@ class DaemonTests(SynchronousTestCase):
         self.server.failed.callback(StoreError("has lost commits"))
         self.assertEqual(self.at_exit, [(service._exit_with_status_1, "has lost commits")])
 
+    def test_a_full_disk_under_standard_error_hides_no_failure(self) -> None:
+        """The process ended with status 0, so no supervisor started it again."""
+        full = mock.Mock(write=mock.Mock(side_effect=OSError(28, "No space left on device")))
+        with mock.patch.object(sys, "__stderr__", full), mock.patch.object(os, "_exit") as ended:
+            service._exit_with_status_1("has lost commits")
+        ended.assert_called_once_with(1)
+
     def test_a_stop_while_starting_is_no_failure(self) -> None:
         slow: Deferred[Any] = Deferred()
         daemon = self.daemon(slow)

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         load("completion").complete()  # a shell requests completions
     if arguments is None:
+        _open_standard_files()
         arguments = sys.argv[1:]
         hide_arguments()
         if isinstance(sys.stdout, TextIOWrapper):  # its encoding, if not UTF-8, lacks characters
@@ -80,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = 0  # the reader of the output has closed it
     except OSError as error:
         status = _fail(found.command, str(error))
+    except UnicodeEncodeError:  # it is not shown: it may be a URL with a password
+        status = _fail(
+            found.command, "an argument is not text: write it in the encoding of the locale, UTF-8 if possible"
+        )
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -87,6 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if status == 0 and not isinstance(error, BrokenPipeError):
             status = _fail(found.command, f"cannot write to standard output: {error.strerror}")
     return status
+
+
+def _open_standard_files() -> None:
+    """Open ``/dev/null`` for each standard file that is closed: a socket would take its number, and Python has None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 (until the end)
 
 
 def _fail(command: str, text: str) -> int:

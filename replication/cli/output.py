@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 from replication.errors import escape
 
@@ -13,5 +14,6 @@ def write_line(text: str) -> None:
 
 
 def report(text: str) -> None:
-    """Print a line to standard error."""
-    print(escape(text), file=sys.stderr)
+    """Print a line to standard error; what it has on a full disk, or for a reader that has ended, stops no command."""
+    with suppress(OSError):
+        print(escape(text), file=sys.stderr)

@@ -24,7 +24,15 @@ PIPE_WIDTH = 100_000  # characters
 
 def make_console() -> Console:
     """Return a console for standard output."""
-    return Console() if sys.stdout.isatty() else Console(force_terminal=False, color_system=None, width=PIPE_WIDTH)
+    return _Console() if sys.stdout.isatty() else _Console(force_terminal=False, color_system=None, width=PIPE_WIDTH)
+
+
+class _Console(Console):
+    """Raises the error of a reader that has closed the output: rich's own ends the process, with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError that is being handled."""
+        raise  # noqa: PLE0704 (rich calls this in its except clause)
 
 
 def plain(text: str) -> Text:

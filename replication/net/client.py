@@ -30,7 +30,7 @@ from replication.net.endpoints import (
 )
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
-from replication.net.tls import check_host, check_key_of
+from replication.net.tls import check_files_of, check_host
 from replication.session.backoff import Backoff
 from replication.session.connection import Fault, Received, Role
 from replication.urls import Url
@@ -124,7 +124,7 @@ class WriterClient(Factory):
         self._wrong_server_backoff = Backoff(FIRST_DELAY, MAX_DELAY_WRONG_SERVER, math.e)
         description = show_certificate(self.endpoint, self._certificate)
         try:
-            check_key_of(description)
+            check_files_of(description)
             check_host_of(description)
             client: IStreamClientEndpoint = clientFromString(self._reactor, description)
         except Exception as error:

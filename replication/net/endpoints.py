@@ -101,8 +101,6 @@ def describe_endpoint_error(endpoint: str, error: Exception, example: str) -> st
         return "systemd has passed no such socket: start the unit with `systemctl`, and its .socket unit too"
     if isinstance(error, OSError) and error.filename:
         return f"cannot read {error.filename}: {error.strerror}"
-    if kind == "tls" and type(error).__module__.startswith("OpenSSL"):
-        return "its certificate or private key is not in PEM"
     if kind == "tcp" or str(error).startswith("Unknown endpoint type"):
         return f"write {example}"
     return f"it cannot be used: {error}"

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClie
 from twisted.logger import Logger, LogPublisher
 from zope.interface import implementer
 
-from replication.net.tls import check_key_of
+from replication.net.tls import check_files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ class FreshEndpoint:
         return maybeDeferred(self._connect, protocolFactory)
 
     def _connect(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
-        check_key_of(self.description)
+        check_files_of(self.description)
         connecting: Deferred[IProtocol] = clientFromString(self.reactor, self.description).connect(factory)
         return connecting
 

@@ -18,6 +18,7 @@ from replication.net.trust import MAX_NAMES, UNKNOWN_AUTHORITY, password_fault, 
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
+    from twisted.internet.ssl import PrivateCertificate
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
 _PLAIN_PEER: Final = "this port uses TLS, but the peer connects without it: write tls: at the peer (HTTP: https://)"
@@ -51,18 +52,34 @@ class RefusedCertificate(msgspec.Struct, frozen=True):
 def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnectionCreator:
     """Return what checks the certificate of ``host``, and shows the certificate and private key in ``files``.
 
-    The files are read now.  ImportError without the extra; OSError, ValueError or an error of OpenSSL if they cannot be
-    used.
+    The files are read now.  ImportError without the extra; OSError or ValueError if they cannot be used.
     """
-    from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate, optionsForClientTLS  # noqa: PLC0415 (an extra)
+    from twisted.internet.ssl import optionsForClientTLS  # noqa: PLC0415 (an extra)
 
-    if files is None:
-        return _Checked(optionsForClientTLS(host), host)
-    refuse_pipes(files[0])
-    check_key(files[1])
-    certificate, private_key = (Path(each).read_bytes() for each in files)
-    own = PrivateCertificate.fromCertificateAndKeyPair(Certificate.loadPEM(certificate), KeyPair.load(private_key, 1))
+    own = None if files is None else _load_files(*files)
     return _Checked(optionsForClientTLS(host, clientCertificate=own), host)
+
+
+def _load_files(certificate: str, key: str) -> PrivateCertificate:
+    """Return what a client shows; ValueError with a file that cannot be used, OSError if one cannot be read."""
+    from OpenSSL import SSL, crypto  # noqa: PLC0415 (an extra)
+    from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate  # noqa: PLC0415 (an extra)
+
+    refuse_pipes(certificate)
+    check_key(key)
+    shown, private = Path(certificate).read_bytes(), Path(key).read_bytes()
+    file = certificate
+    try:
+        own = Certificate.loadPEM(shown)
+        file = key
+        pair = KeyPair.load(private, 1)
+    except (SSL.Error, crypto.Error, ValueError) as error:
+        raise ValueError(f"{file} is not in PEM, or not whole") from error
+    try:
+        shows: PrivateCertificate = PrivateCertificate.fromCertificateAndKeyPair(own, pair)
+    except Exception as error:  # Twisted's is of no class of its own
+        raise ValueError(f"the key in {key} is not that of the certificate in {certificate}") from error
+    return shows
 
 
 @implementer(IOpenSSLClientConnectionCreator)
@@ -126,11 +143,18 @@ def check_key(file: str) -> None:
         pass
 
 
-def check_key_of(endpoint: str) -> None:
-    """Check the private key that a client's endpoint names, as ``check_key`` does; its certificate may be no pipe."""
-    named = split_endpoint(endpoint)[1]
-    refuse_pipes(named.get("certificate"))
-    if key := named.get("privateKey"):
+def check_files_of(endpoint: str) -> None:
+    """Check the certificate and the private key that a client's endpoint names: Twisted's errors name neither.
+
+    ValueError, with the files, if they cannot be used; OSError if they cannot be read.
+    """
+    kind, named = split_endpoint(endpoint)
+    certificate, key = named.get("certificate"), named.get("privateKey")
+    if kind == "tls" and certificate:
+        _load_files(certificate, key or certificate)
+        return
+    refuse_pipes(certificate)
+    if key:
         check_key(key)
 
 

@@ -189,6 +189,24 @@ def test_a_reader_that_closes_the_output_is_no_failure() -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+def test_standard_files_that_are_closed_are_no_failure() -> None:
+    """Python has None for each of them; the first file that is opened would be standard output."""
+    script = (
+        "import os, sys, types; from replication.cli import main; module = types.ModuleType('fake');"
+        "module.main = lambda _: (print('x'), main.report('y'), sys.stdin.read(), os.open('/', 0))[-1] - 3;"
+        "sys.modules['replication.cli.status'] = module; sys.argv[1:] = ['status']; sys.exit(main.main())"
+    )
+    command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", script]
+    assert subprocess.run(command, check=False, cwd=_checkout()).returncode == 0
+
+
+def test_an_argument_that_is_not_text_is_one_line_and_status_1(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["rooms", "!\udcff", "--http", "http://127.0.0.1:1"]) == 1
+    assert main.main(["append", "\udcff", "--http", "http://127.0.0.1:1", "[]"]) == 1
+    text = "an argument is not text: write it in the encoding of the locale, UTF-8 if possible"
+    assert capfd.readouterr().err == f"replication rooms: {text}\nreplication append: {text}\n"
+
+
 @pytest.mark.parametrize("text", ["'x'", "'x' * 100_000"])
 def test_a_full_disk_is_one_line_and_status_1(text: str) -> None:
     """Whether it is found while printing or by the last flush."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from replication.cli.tables import PIPE_WIDTH, FittingTable, make_console
@@ -47,3 +48,16 @@ def test_a_pipe_gets_the_text_that_rich_makes() -> None:
 
 def test_a_pipe_gets_lines_of_full_length() -> None:
     assert make_console().width == 100_000
+
+
+def test_a_reader_that_closes_the_output_does_not_end_the_process() -> None:
+    """Rich's own console would end it with status 1."""
+
+    class Closed(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    console = make_console()
+    console.file = Closed()
+    with pytest.raises(BrokenPipeError):
+        console.print("x")

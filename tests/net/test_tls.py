@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from replication.errors import ConfigError
 from replication.follower.worker import Worker
 from replication.net.reconnecting import FreshEndpoint
-from replication.net.tls import check_key_of, client_tls, describe_tls_error, why_refused
+from replication.net.tls import check_files_of, client_tls, describe_tls_error, why_refused
 from tests.certificates import DAY, Authority, Connections
 from tests.doubles import now
 from tests.net.handshakes import TlsCase
@@ -129,7 +129,7 @@ class TlsTests(TlsCase):
         with patch("OpenSSL.crypto.load_privatekey", side_effect=AssertionError("it would ask")):
             for function, *given in (
                 (client_tls, "127.0.0.1", mine.files),
-                (check_key_of, endpoint),
+                (check_files_of, endpoint),
                 (now, FreshEndpoint(self.net, endpoint).connect(Factory())),
             ):
                 with self.assertRaisesRegex(ValueError, "has a password: write it without one, with openssl pkey"):
@@ -145,9 +145,12 @@ class TlsTests(TlsCase):
         (empty := self.folder / "empty.pem").touch()
         for files, why in (
             (locked.files, f"it cannot be used: the private key in {locked.key} has a password: write it"),
-            ((str(mine.certificate), str(other.key)), "it cannot be used: Certificate public and private"),
+            (
+                (str(mine.certificate), str(other.key)),
+                f"it cannot be used: the key in {other.key} is not that of the certificate in {mine.certificate}",
+            ),
             ((str(mine.certificate), "/no/such.key"), "cannot read /no/such.key: No such file"),
-            ((str(empty), str(mine.key)), "its certificate or private key is not in PEM"),
+            ((str(empty), str(mine.key)), f"it cannot be used: {empty} is not in PEM, or not whole"),
             (("/no/such.pem", str(mine.key)), "cannot read /no/such.pem: No such file"),
         ):
             with self.assertRaises(ConfigError) as caught:
@@ -157,6 +160,17 @@ class TlsTests(TlsCase):
             )
         worker = Worker(connect=["tls:db1:9092"], certificate=mine.files, database="sqlite://", reactor=self.net)
         self.assertEqual([*worker.connections], ["tls:db1:9092"])
+
+    def test_files_that_are_damaged_while_a_client_runs_are_named(self) -> None:
+        """The log had `[('DECODER routines', '', 'unsupported')]`."""
+        mine, other = self.authority.issue("mine", "worker1"), self.authority.issue("other", "worker2")
+        (half := self.folder / "half.key").write_bytes(mine.key.read_bytes()[:60])
+        for key, why in ((half, f"{half} is not in PEM"), (other.key, f"the key in {other.key} is not that of")):
+            with self.assertRaisesRegex(ValueError, why):
+                client_tls("127.0.0.1", (str(mine.certificate), str(key)))
+            endpoint = f"tls:127.0.0.1:1:certificate={mine.certificate}:privateKey={key}"
+            with self.assertRaisesRegex(ValueError, why):
+                now(FreshEndpoint(self.net, endpoint).connect(Factory()))
 
     def test_an_error_of_another_kind_is_none_of_tls(self) -> None:
         for error in (None, ValueError("x")):

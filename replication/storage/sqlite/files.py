@@ -1,6 +1,8 @@
 """Whether the files of a database are those that SQLite has open, and whole: else a commit is lost with the process.
 
 SQLite notices neither that a file was exchanged or unlinked, nor that one was truncated and then extended again.
+The index of the WAL, ``FILE-shm``, has the locks of all processes: with two of them, two programs write the same
+part of the WAL at once.
 """
 
 from __future__ import annotations
@@ -23,16 +25,17 @@ _TRUNCATED: Final = "was truncated: restore the database from a backup"
 
 
 class DatabaseFiles:
-    """The files of the open database ``path``: itself and its WAL.
+    """The files of the open database ``path``: itself, its WAL and the index of that.
 
-    ``database`` and ``wal`` are descriptors of them, which stay the caller's.  With each commit come ``check_sizes``
-    and ``check_commit``: they take about 10 microseconds.
+    ``database`` and ``wal`` are descriptors of them, which stay the caller's.  The index has none: to close it would
+    release SQLite's locks.  With each commit come ``check_sizes`` and ``check_commit``: they take about 20
+    microseconds.
     """
 
     def __init__(self, path: str, database: int, wal: int) -> None:
-        self._paths = path, _wal_path(path)
+        self._paths = path, _beside(path, "-wal"), _beside(path, "-shm")
         self._database, self._wal = database, wal
-        self._opened = os.fstat(database), os.fstat(wal)
+        self._opened = os.fstat(database), os.fstat(wal), os.stat(self._paths[2])  # noqa: PTH116
         self._size = self._wal_size = 0
         self._wal_header = b""
         self._emptied = False  # the WAL was: by a checkpoint of another process, or by mistake
@@ -46,6 +49,12 @@ class DatabaseFiles:
         """
         if self._lost is not None:
             raise self._lost
+        if not self._has_index():  # a commit would be written over those of a program with another one
+            try:
+                self._in_place()
+            except StoreError as error:
+                self._lost = error
+                raise
         size, wal_size = os.fstat(self._database).st_size, os.fstat(self._wal).st_size
         if size < self._size and not self._is_whole(size):
             raise self._error(0, _TRUNCATED)
@@ -57,13 +66,13 @@ class DatabaseFiles:
         self._size, self._wal_size, self._wal_header = size, wal_size, header
 
     def check_commit(self) -> None:
-        """Raise StoreError unless both files have their names, and the WAL its header: after a commit.
+        """Raise StoreError unless the files have their names, and the WAL its header: after a commit.
 
         It comes before the commit is acknowledged.  After an error every later check fails.  Otherwise this process
         would go on beyond a commit whose outcome is unknown.
         """
         try:
-            self._size, self._wal_size = [found.st_size for found in self._in_place()]
+            self._size, self._wal_size, _ = [found.st_size for found in self._in_place()]
             if self._emptied or not self._wal_size:
                 header = os.pread(self._wal, HEADER, 0)
                 if header and not header.startswith(MAGIC):
@@ -74,7 +83,7 @@ class DatabaseFiles:
             raise
 
     def check_places(self) -> None:
-        """Raise StoreError unless both files have their names, or if a commit was lost before; any thread may call it.
+        """Raise StoreError unless the files have their names, or if a commit was lost before; any thread may call it.
 
         A connection that reads a lost file finds what was committed there.
         """
@@ -101,20 +110,26 @@ class DatabaseFiles:
             self._lost = self._error(1, why)
             raise self._lost from error
 
+    def _has_index(self) -> bool:
+        try:
+            found = os.stat(self._paths[2])  # noqa: PTH116 (a Path takes twice the time)
+        except OSError:
+            return False
+        return os.path.samestat(found, self._opened[2])
+
     def _in_place(self) -> list[os.stat_result]:
-        """Return the status of both files; StoreError if one is not in its place."""
+        """Return the status of the files; StoreError if one is not in its place."""
         status = []
-        for which, missing in enumerate((MOVED, _WAL_MOVED)):
-            opened = self._opened[which]
+        for path, opened, missing in zip(self._paths, self._opened, (MOVED, _WAL_MOVED, _WAL_MOVED), strict=True):
             try:
-                found = os.stat(self._paths[which])  # noqa: PTH116 (a Path takes twice the time)
+                found = os.stat(path)  # noqa: PTH116 (a Path takes twice the time)
             except FileNotFoundError as error:
-                raise self._error(which, missing) from error
+                raise StoreError(f"database {path!r} {missing}") from error
             except OSError as error:  # the permissions of its folder were removed
                 why = f"cannot be reached: {error.strerror}: correct that, and restart this process"
-                raise self._error(which, why) from error
+                raise StoreError(f"database {path!r} {why}") from error
             if found.st_ino != opened.st_ino or found.st_dev != opened.st_dev:
-                raise self._error(which, missing)
+                raise StoreError(f"database {path!r} {missing}")
             status.append(found)
         return status
 
@@ -132,11 +147,14 @@ class DatabaseFiles:
 def watched(path: str, database: int) -> Iterator[DatabaseFiles]:
     """Give the files of a database that SQLite has open, with a WAL; StoreError if one is not in its place."""
     try:
-        wal = os.open(_wal_path(path), os.O_RDONLY)
+        wal = os.open(_beside(path, "-wal"), os.O_RDONLY)
     except OSError as error:
         raise StoreError(f"database {path!r} {MOVED}") from error
     try:
-        files = DatabaseFiles(path, database, wal)
+        try:
+            files = DatabaseFiles(path, database, wal)
+        except FileNotFoundError as error:
+            raise StoreError(f"database {error.filename!r} {_WAL_MOVED}") from error
         files.check_sizes()
         files.check_commit()
         yield files
@@ -144,5 +162,5 @@ def watched(path: str, database: int) -> Iterator[DatabaseFiles]:
         os.close(wal)  # SQLite has no lock on it
 
 
-def _wal_path(path: str) -> str:
-    return f"{Path(path).resolve()}-wal"
+def _beside(path: str, suffix: str) -> str:
+    return f"{Path(path).resolve()}{suffix}"

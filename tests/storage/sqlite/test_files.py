@@ -13,6 +13,7 @@ from unittest import mock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
+from replication.storage.sqlite.files import DatabaseFiles
 from replication.storage.sqlite.session import SqliteSession
 from replication.storage.sqlite.store import SqliteStore
 from replication.streams.interfaces import Receipt
@@ -51,7 +52,7 @@ HARM = [Path.unlink, move, exchange, empty, halve]
 
 
 class FilesTests(UsesStore, SynchronousTestCase):
-    """Each harm to each of the two files."""
+    """Each harm to each of the files."""
 
     def make_store(self, clock: ReceiptClock) -> SqliteStore:
         folder = tempfile.TemporaryDirectory()
@@ -81,6 +82,21 @@ class FilesTests(UsesStore, SynchronousTestCase):
             self.assertIn(f"database {self.path!r} was moved or deleted: restart with the file in its place", refusal)
             refusal = self.harmed(harm, "-wal")
             self.assertIn(f"database '{self.path}-wal' was moved or deleted: stop this process with SIGTERM", refusal)
+
+    def test_no_commit_without_the_locks_of_other_programs_is_acknowledged(self) -> None:
+        """They are in FILE-shm: two programs wrote the same part of the WAL, and each lost facts of the other."""
+        for harm in (Path.unlink, move, exchange):
+            refusal = self.harmed(harm, "-shm")
+            self.assertIn(f"database '{self.path}-shm' was moved or deleted: stop this process with SIGTERM", refusal)
+            self.assertRaises(StoreError, self.wait, self.store.check())
+        Path(f"{self.path}-shm").unlink()
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
+            other.execute("CREATE TABLE mine (a)")
+            self.assertIn("-shm", self.refusal(101))
+            other.execute("INSERT INTO mine VALUES (1)")
+            self.wait(self.store.close())
+            self.assertEqual(other.execute("SELECT * FROM mine").fetchall(), [(1,)])
+            self.assertEqual(other.execute("SELECT max(stream_id) FROM stream_orders").fetchall(), [(29,)])
 
     def test_a_folder_that_may_not_be_entered_is_named_as_such(self) -> None:
         """The error was that the file was moved or deleted."""
@@ -143,7 +159,8 @@ class FilesTests(UsesStore, SynchronousTestCase):
             Path(self.path + suffix).unlink()
             self.assertIn("was moved or deleted", self.refused_receipt("k2"))
             receipt = Receipt("k3", [Token(3)])
-            self.assertRaises(StoreError, self.commit, write(3, facts(3)), receipt=receipt)
+            with mock.patch.object(DatabaseFiles, "check_sizes"):  # as if the file was lost only later
+                self.assertRaises(StoreError, self.commit, write(3, facts(3)), receipt=receipt)
             self.assertIn("was moved or deleted", self.refused_receipt("k3"))
 
     def test_a_receipt_that_the_disk_refused_is_not_found(self) -> None:
