@@ -250,6 +250,11 @@ class Followed:
             self.pump.run_call()
         between()
         self.clock.advance(LOOK_AGAIN)
+        while not checking.called:  # another timer may have been set before that of the second look
+            if self.clock.getDelayedCalls():
+                self.clock.advance(LOOK_AGAIN)
+            else:
+                self.pump.run_call()
         self.pump.wait(checking)
         self.settle()
 
