@@ -216,10 +216,9 @@ def _check_place(
     if url is None and connect is not None:
         url = default_http_url(connect.reveal())
     if url is None:
-        # A process of a Synapse has a table with its HTTP, and none with the Redis.
-        over_redis = connect is not None and is_redis(connect.reveal())
-        known = bool(config.catch_up) or (over_redis and any(each.http is not None for each in config.writers.values()))
-        if connect is not None and not known:
+        # A table without an endpoint is of a writer at one of ``connect``, as each process of a Synapse at the Redis.
+        there = [each.http for each in config.writers.values() if each.connect is None and each.http is not None]
+        if connect is not None and not (config.catch_up or there):
             findings.append(_no_source(name, connect))
         yield findings, None, False
         return

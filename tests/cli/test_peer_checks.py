@@ -484,10 +484,15 @@ def test_a_writer_without_a_source_of_missed_facts_is_found(
     (tmp_path / "segments/manifest.json").write_text('{"version": 1, "segments": []}')
     what = "unix:x: no HTTP is known for {}: the worker cannot fetch facts that it has missed"
     cure = "; cure: give catch_up, or http in [writers.{}]"
+    unreachable = (
+        "http://127.0.0.1:1: cannot reach http://127.0.0.1:1: Connection refused; is the daemon running there?; "
+        "cure: start the process, or correct the URL"
+    )
     for text, found in (
         ('connect = "unix:x"', [what.format("the writers at unix:x") + cure.format("NAME")]),
         ('[writers.shop]\nconnect = "unix:x"', [what.format("the writer 'shop'") + cure.format("shop")]),
         ('connect = "unix:x"\ncatch_up = "segments"', []),
+        ('connect = "unix:x"\n[writers.shop]\nhttp = "http://127.0.0.1:1"', [unreachable]),
     ):
         (tmp_path / "x.toml").write_text(text + "\n")
         main(["doctor", "--config", "x.toml", "--min-free", "1"])
