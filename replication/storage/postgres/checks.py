@@ -231,7 +231,7 @@ def poll_rows(session: PostgresSession, last_value: Mapping[Table, int]) -> tupl
 @contextmanager
 def short_read(session: PostgresSession) -> Iterator[None]:
     """Run statements that only read, and that fail after 50 ms at a locked table, or after 1 s."""
-    session.begin("READ ONLY")
+    session.begin("READ ONLY", bounded=True)
     try:
         session.add(_SHORT_TIMEOUTS, ())
         yield

@@ -37,6 +37,10 @@ class Leftovers:
         if LASTING.search(sql):
             self._lasts = True
 
+    def outdate(self) -> None:
+        """Note that the session may have settings that the server no longer has."""
+        self._lasts = True
+
     def resets(self) -> Statements:
         """Return the statements to run after the COMMIT."""
         return [(RESET, ()), *self.after_reset] if self._used else ()

@@ -112,6 +112,9 @@ _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLST
 }
 # By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and by words while it connects.
 _TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")
+# Of settings that a session keeps from its start: default_transaction_read_only and statement_timeout.  After such an
+# error a new session is opened, because the server may have other settings by then.
+_OF_SETTINGS: Final = ("25006", "57014")
 _TEMPORARY_WORDS: Final = (*_READY_SOON, "too many", "remaining connection slots", "shutting down")
 
 
@@ -149,7 +152,7 @@ class PostgresSession:
         self._connection: psycopg.Connection | None = None
         self._socket: psycopg.Connection | None = None  # the newest connection, also while it is configured
         self._interrupted = False
-        self._begun = self._in_doubt = False  # in doubt: the outcome of a COMMIT is to be read
+        self._begun = self._bounded = self._in_doubt = False  # in doubt: the outcome of a COMMIT is to be read
         self._waiting = WaitingStatements()
         self._leftovers = Leftovers()
         self._pipeline: Pipeline | None = None  # of the driver's connection
@@ -317,10 +320,13 @@ class PostgresSession:
 
     # ---- transactions
 
-    def begin(self, how: str = "") -> None:
-        """Begin a transaction; later statements run in it until ``commit`` or ``rollback``."""
+    def begin(self, how: str = "", *, bounded: bool = False) -> None:
+        """Begin a transaction; later statements run in it until ``commit`` or ``rollback``.
+
+        ``bounded``: it sets timeouts of its own, so the session's settings are not the cause if one of them ends it.
+        """
         self.refresh()
-        self._begun, self._waiting.opening = True, f"BEGIN {how}"
+        self._begun, self._bounded, self._waiting.opening = True, bounded, f"BEGIN {how}"
 
     def begin_with_id(self, sequence: str) -> int:
         """Begin a transaction, and return an ID that it has allocated from a sequence, in one round trip.
@@ -330,7 +336,7 @@ class PostgresSession:
         try:
             with self.refusals():
                 self.connect()
-                self._begun = True
+                self._begun, self._bounded = True, False
                 assert self._pipeline is not None  # noqa: S101 (there is a connection)
                 return self._pipeline.begin_with_id(sequence)
         except StoreError:
@@ -497,8 +503,10 @@ class PostgresSession:
             yield
         except psycopg.Error as error:
             lost = self._connection is None or self._connection.closed or _is_fatal(error)
-            if lost:
+            if lost or (error.sqlstate in _OF_SETTINGS and not self._begun):
                 self._drop()
+            elif error.sqlstate in _OF_SETTINGS and not self._bounded:
+                self._leftovers.outdate()
             if error.diag.constraint_name == _RECEIPTS_KEY:
                 raise ReceiptTakenError(self.name) from error
             kind = SessionLostError if lost else _kind_of(error)

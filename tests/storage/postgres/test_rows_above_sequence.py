@@ -110,9 +110,9 @@ class RowsAboveTests(UsesWatch, SynchronousTestCase):
         session = self.store._watches[-1].connection.session
         begin = session.begin
 
-        def lose(how: str = "") -> None:
+        def lose(how: str = "", *, bounded: bool = False) -> None:
             session.begin = begin  # type: ignore[method-assign]
-            begin(how)
+            begin(how, bounded=bounded)
             self.end_sessions()
 
         session.begin = lose  # type: ignore[method-assign]

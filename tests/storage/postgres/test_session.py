@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 from collections import Counter
+from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,34 @@ class SessionTests(UsesSession, SynchronousTestCase):
         self.configure("statement_timeout", "1s")
         slow = self.make_session()
         self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
-        self.assertEqual(slow.run("SELECT 1"), [(1,)], "the session goes on")
+        self.assertEqual(slow.run("SELECT 1"), [(1,)], "the next statement works")
+
+    def test_after_a_setting_was_changed_back_no_session_keeps_it(self) -> None:
+        """ALTER DATABASE, and ALTER ROLE, change it for new sessions only."""
+        self.sql("CREATE TABLE mine (a integer)")
+        write = "INSERT INTO mine SELECT 1 FROM pg_sleep(0.1)"
+        for setting, value, symptom in (
+            ("default_transaction_read_only", "on", "read-only transaction"),
+            ("statement_timeout", "50ms", "statement timeout"),
+        ):
+            for in_transaction in (False, True):
+                self.configure(setting, value)
+                session = self.make_session()
+                session.refresh()
+                self.server.sql(f"ALTER DATABASE {self.database} RESET {setting}")
+                if in_transaction:
+                    session.begin()
+                self.assertIn(symptom, self.refusal(partial(session.run, write)))
+                session.rollback()
+                self.assertEqual(session.run(write), [], f"{setting}, in a transaction: {in_transaction}")
+
+    def test_a_transaction_with_a_timeout_of_its_own_leaves_the_session(self) -> None:
+        self.session.begin("READ ONLY", bounded=True)
+        self.session.run("SET LOCAL statement_timeout = '10ms'")
+        self.assertIn("statement timeout", self.refusal(lambda: self.session.run("SELECT pg_sleep(9)")))
+        self.session.rollback()
+        self.session.run("SELECT 1")
+        self.assertEqual(self.session.number, 1)
 
     def test_a_session_without_file_descriptors_is_lost_and_is_opened_again_later(self) -> None:
         self.session.run("SELECT 1")
