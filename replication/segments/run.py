@@ -114,6 +114,9 @@ class ReplayRequest:
             raise ConfigError(f"--segment-rows {self.options.segment_rows}: a segment has at least one row")
         if self.after < ORIGIN:
             raise ConfigError(f"--from {self.after}: the smallest ID is {ORIGIN}, also where a table counts downwards")
+        for option, value in {"--from": self.after, "--upto": self.upto or ORIGIN}.items():
+            if value > LAST:
+                raise ConfigError(f"{option} {value}: the largest ID is {LAST}")
         if self.upto is not None and self.upto < self.after:
             raise ConfigError(f"--upto {self.upto}: that is before {self.after}, where the replay begins")
 
