@@ -44,7 +44,7 @@ class Archive:
         self._stamp: object = None
         self._chains: dict[tuple[StreamName, InstanceName], list[Segment]] = {}
         self._cursors: dict[tuple[StreamName, InstanceName], _SegmentCursor] = {}
-        self._checked: dict[str, tuple[object, str | None]] = {}  # checked files by name: stamp and fault
+        self._checked: dict[Segment, tuple[object, str | None]] = {}  # checked files: stamp and fault
         self._histories: tuple[object, Histories] = None, {}  # with the stamp of their file
 
     def page(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
@@ -124,10 +124,11 @@ class Archive:
         if faults := manifest.faults():
             raise CatchUpError(f"{self._folder.url}/{MANIFEST}: {faults[0]}")
         self._stamp, self._chains = stamp, manifest.chains()
+        self._checked = {each: self._checked[each] for each in manifest.segments if each in self._checked}
 
     def _open(self, segment: Segment) -> SegmentReader:
         """Open a segment; its checksum is compared again only if the file has changed."""
-        stamp, fault = self._checked.get(segment.name, (None, None))
+        stamp, fault = self._checked.get(segment, (None, None))
         if stamp is None or stamp != self._folder.stamp(segment.name):
             try:
                 reader = SegmentReader(self._folder, segment)
@@ -141,7 +142,7 @@ class Archive:
         return SegmentReader(self._folder, segment, checked=True)
 
     def _remember(self, segment: Segment, fault: str | None) -> None:
-        self._checked[segment.name] = self._folder.stamp(segment.name), fault
+        self._checked[segment] = self._folder.stamp(segment.name), fault
 
     def _close(self, stream: StreamName, writer: InstanceName) -> None:
         cursor = self._cursors.pop((stream, writer), None)

@@ -288,6 +288,21 @@ def test_a_checksum_is_compared_once_per_segment(tmp_path: Path, monkeypatch: py
     assert checked[2:] == checked[:1], "a damaged file is not read again before it has changed"
 
 
+def test_a_checksum_is_compared_again_with_a_new_entry(tmp_path: Path) -> None:
+    """A folder is replaced by another one, and its manifest arrives before its segments."""
+    folder = write_folder(tmp_path / "here", HISTORY, ends=[58])
+    archive = Archive(folder)
+    assert all_of(archive, 58, 5) == HISTORY
+    others = [fact(each.token, *[[each.token, index + 5] for index in range(len(each.texts))]) for each in HISTORY]
+    write_folder(tmp_path / "new", others, ends=[58])
+    (tmp_path / "new/manifest.json").rename(tmp_path / "here/manifest.json")
+    with pytest.raises(CatchUpError, match="damaged: "):
+        page(archive, 0, 58)
+    [segment] = (tmp_path / "new").rglob("*.rdata")
+    segment.rename(tmp_path / "here" / segment.relative_to(tmp_path / "new"))
+    assert all_of(archive, 58, 5) == others
+
+
 def test_the_manifest_is_read_again_once_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
