@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from replication.errors import CatchUpError, FactsGoneError
 from replication.segments.files import SegmentReader
 from replication.segments.histories import HISTORIES, is_of_tables, stored_histories
-from replication.segments.manifest import MANIFEST, Segment, read_manifest
+from replication.segments.manifest import MANIFEST, Manifest, Segment, read_manifest
 from replication.streams.interfaces import Page
 from replication.wire.grammar import Token
 
@@ -42,6 +42,7 @@ class Archive:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._stamp: object = None
+        self._manifest = Manifest()
         self._chains: dict[tuple[StreamName, InstanceName], list[Segment]] = {}
         self._cursors: dict[tuple[StreamName, InstanceName], _SegmentCursor] = {}
         self._checked: dict[Segment, tuple[object, str | None]] = {}  # checked files: stamp and fault
@@ -75,11 +76,12 @@ class Archive:
     def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer's facts in the segments; empty if the folder has none, or only names of tables.
 
-        StoreError: they cannot be read.
+        StoreError: they cannot be read, or are missing.  CatchUpError: the manifest cannot be read.
         """
+        self._refresh()
         stamp = self._folder.stamp(HISTORIES)
-        if stamp != self._histories[0]:
-            self._histories = stamp, stored_histories(self._folder)
+        if stamp is None or stamp != self._histories[0]:
+            self._histories = stamp, stored_histories(self._folder, self._manifest)
         found = self._histories[1].get((stream, writer), ())
         return () if is_of_tables(found) else found
 
@@ -123,7 +125,7 @@ class Archive:
             raise CatchUpError(f"{self._folder.url} has no {MANIFEST}: has `replication replay` finished there?")
         if faults := manifest.faults():
             raise CatchUpError(f"{self._folder.url}/{MANIFEST}: {faults[0]}")
-        self._stamp, self._chains = stamp, manifest.chains()
+        self._stamp, self._manifest, self._chains = stamp, manifest, manifest.chains()
         self._checked = {each: self._checked[each] for each in manifest.segments if each in self._checked}
 
     def _open(self, segment: Segment) -> SegmentReader:

@@ -247,7 +247,7 @@ def verify(folder: Folder) -> Iterator[tuple[Segment | None, str | None]]:
     for fault in manifest.faults():
         yield None, fault
     try:
-        stored_histories(folder)
+        stored_histories(folder, manifest)
     except StoreError as error:
         yield None, str(error)
     for segment in manifest.segments:

@@ -151,9 +151,13 @@ def _in_order(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 @attrs.frozen
 class Manifest:
-    """The segments that count, sorted by stream, instance and token."""
+    """The segments that count, sorted by stream, instance and token.
+
+    ``has_histories``: the folder must have ``histories.json``; an older version wrote no such key.
+    """
 
     segments: Sequence[Segment] = attrs.field(default=(), converter=_in_order)
+    has_histories: bool = False
 
     def chains(self) -> dict[tuple[StreamName, InstanceName], list[Segment]]:
         """Return the segments of each stream and instance."""
@@ -188,7 +192,8 @@ class Manifest:
     def encode(self) -> bytes:
         """Return the file's content: JSON, one line for each segment."""
         lines = ",\n".join([grammar.encode_row(each.to_json()) for each in self.segments])
-        return f'{{"version":{VERSION},"segments":[\n{lines}\n]}}\n'.encode()
+        histories = ',"histories":true' if self.has_histories else ""
+        return f'{{"version":{VERSION}{histories},"segments":[\n{lines}\n]}}\n'.encode()
 
 
 class _Version(msgspec.Struct):
@@ -197,6 +202,7 @@ class _Version(msgspec.Struct):
 
 class _Content(msgspec.Struct):
     segments: list[dict[str, Any]]
+    histories: bool = False
 
 
 def read_manifest(folder: Folder) -> Manifest | None:
@@ -207,20 +213,21 @@ def read_manifest(folder: Folder) -> Manifest | None:
         return None
     except OSError as error:
         raise CatchUpError(f"{folder.url}/{MANIFEST}: {error.strerror or error}") from error
-    entries, segments = list[dict[str, Any]](), list[Segment]()
+    entries, segments, has_histories = list[dict[str, Any]](), list[Segment](), False
     try:
         content = msgspec.json.decode(text)
         if (version := msgspec.convert(content, _Version).version) != VERSION:
             cure = "update this package, or read another folder"
             raise CatchUpError(f"{folder.url}/{MANIFEST}: it has version {version}, not {VERSION}: {cure}")
-        entries = msgspec.convert(content, _Content).segments
+        listed = msgspec.convert(content, _Content)
+        entries, has_histories = listed.segments, listed.histories
         segments.extend(map(Segment.from_json, entries))
     except NOT_AN_ENTRY as error:
         where = f"segment {len(segments) + 1}: " if entries else ""
         raise CatchUpError(
             f"{folder.url}/{MANIFEST}: not a manifest of segments: {where}{error}: restore it from a copy"
         ) from error
-    return Manifest(segments)
+    return Manifest(segments, has_histories)
 
 
 def read_manifest_to_extend(folder: Folder) -> Manifest:
