@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from replication.errors import CatchUpError, FactsGoneError
-from replication.segments.files import SegmentReader
+from replication.segments.files import SegmentReader, UnreadableError
 from replication.segments.histories import HISTORIES, is_of_tables, stored_histories
 from replication.segments.manifest import MANIFEST, Manifest, Segment, read_manifest
 from replication.streams.interfaces import Page
@@ -35,8 +35,9 @@ _texts_of: Final = itemgetter(1)
 class Archive:
     """Reads pages from a folder.  The manifest is read again when it has changed.
 
-    A damaged or missing segment raises CatchUpError at each request; its file is read again only after it has changed.
-    The other segments remain readable.
+    A damaged or missing segment raises CatchUpError at each request; a damaged file is read again only after it has
+    changed.  A file that the disk or the store did not give is read again at the next request.  The other segments
+    remain readable.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -66,8 +67,8 @@ class Archive:
         try:
             page = cursor.page(after, upto, limit)
         except CatchUpError as error:
-            self._remember(segment, str(error))
             self._close(stream, writer)
+            self._remember_fault(segment, error)
             raise
         if page.upto >= segment.upto:
             self._close(stream, writer)
@@ -135,13 +136,17 @@ class Archive:
             try:
                 reader = SegmentReader(self._folder, segment)
             except CatchUpError as error:
-                self._remember(segment, str(error))
+                self._remember_fault(segment, error)
                 raise
             self._remember(segment, None)
             return reader
         if fault is not None:
             raise CatchUpError(fault)
         return SegmentReader(self._folder, segment, checked=True)
+
+    def _remember_fault(self, segment: Segment, error: CatchUpError) -> None:
+        if not isinstance(error, UnreadableError):
+            self._remember(segment, str(error))
 
     def _remember(self, segment: Segment, fault: str | None) -> None:
         self._checked[segment] = self._folder.stamp(segment.name), fault
