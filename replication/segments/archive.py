@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from replication.errors import CatchUpError, FactsGoneError
-from replication.segments.files import SegmentReader
+from replication.segments.files import SegmentReader, UnreadableError
 from replication.segments.histories import HISTORIES, is_of_tables, stored_histories
-from replication.segments.manifest import MANIFEST, Segment, read_manifest
+from replication.segments.manifest import MANIFEST, Manifest, Segment, read_manifest
 from replication.streams.interfaces import Page
 from replication.wire.grammar import Token
 
@@ -35,16 +35,18 @@ _texts_of: Final = itemgetter(1)
 class Archive:
     """Reads pages from a folder.  The manifest is read again when it has changed.
 
-    A damaged or missing segment raises CatchUpError at each request; its file is read again only after it has changed.
-    The other segments remain readable.
+    A damaged or missing segment raises CatchUpError at each request; a damaged file is read again only after it has
+    changed.  A file that the disk or the store did not give is read again at the next request.  The other segments
+    remain readable.
     """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._stamp: object = None
+        self._manifest = Manifest()
         self._chains: dict[tuple[StreamName, InstanceName], list[Segment]] = {}
         self._cursors: dict[tuple[StreamName, InstanceName], _SegmentCursor] = {}
-        self._checked: dict[str, tuple[object, str | None]] = {}  # checked files by name: stamp and fault
+        self._checked: dict[Segment, tuple[object, str | None]] = {}  # checked files: stamp and fault
         self._histories: tuple[object, Histories] = None, {}  # with the stamp of their file
 
     def page(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
@@ -65,8 +67,8 @@ class Archive:
         try:
             page = cursor.page(after, upto, limit)
         except CatchUpError as error:
-            self._remember(segment, str(error))
             self._close(stream, writer)
+            self._remember_fault(segment, error)
             raise
         if page.upto >= segment.upto:
             self._close(stream, writer)
@@ -75,11 +77,12 @@ class Archive:
     def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer's facts in the segments; empty if the folder has none, or only names of tables.
 
-        StoreError: they cannot be read.
+        StoreError: they cannot be read, or are missing.  CatchUpError: the manifest cannot be read.
         """
+        self._refresh()
         stamp = self._folder.stamp(HISTORIES)
-        if stamp != self._histories[0]:
-            self._histories = stamp, stored_histories(self._folder)
+        if stamp is None or stamp != self._histories[0]:
+            self._histories = stamp, stored_histories(self._folder, self._manifest)
         found = self._histories[1].get((stream, writer), ())
         return () if is_of_tables(found) else found
 
@@ -123,16 +126,17 @@ class Archive:
             raise CatchUpError(f"{self._folder.url} has no {MANIFEST}: has `replication replay` finished there?")
         if faults := manifest.faults():
             raise CatchUpError(f"{self._folder.url}/{MANIFEST}: {faults[0]}")
-        self._stamp, self._chains = stamp, manifest.chains()
+        self._stamp, self._manifest, self._chains = stamp, manifest, manifest.chains()
+        self._checked = {each: self._checked[each] for each in manifest.segments if each in self._checked}
 
     def _open(self, segment: Segment) -> SegmentReader:
         """Open a segment; its checksum is compared again only if the file has changed."""
-        stamp, fault = self._checked.get(segment.name, (None, None))
+        stamp, fault = self._checked.get(segment, (None, None))
         if stamp is None or stamp != self._folder.stamp(segment.name):
             try:
                 reader = SegmentReader(self._folder, segment)
             except CatchUpError as error:
-                self._remember(segment, str(error))
+                self._remember_fault(segment, error)
                 raise
             self._remember(segment, None)
             return reader
@@ -140,8 +144,12 @@ class Archive:
             raise CatchUpError(fault)
         return SegmentReader(self._folder, segment, checked=True)
 
+    def _remember_fault(self, segment: Segment, error: CatchUpError) -> None:
+        if not isinstance(error, UnreadableError):
+            self._remember(segment, str(error))
+
     def _remember(self, segment: Segment, fault: str | None) -> None:
-        self._checked[segment.name] = self._folder.stamp(segment.name), fault
+        self._checked[segment] = self._folder.stamp(segment.name), fault
 
     def _close(self, stream: StreamName, writer: InstanceName) -> None:
         cursor = self._cursors.pop((stream, writer), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from contextlib import closing
+from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 MAX_LINE: Final = 64 * 2**20  # bytes without the LF; CHUNK is less
 _CUT: Final = "it ends in the middle of a fact"
+
+
+class UnreadableError(CatchUpError):
+    """A file could not be read now; what it has may be right."""
 
 
 @attrs.define
@@ -85,7 +90,7 @@ class SegmentReader:
         try:
             self._source = folder.open(segment.name)
         except OSError as error:
-            raise CatchUpError(f"{self._path}: {error.strerror or error}") from error
+            raise UnreadableError(f"{self._path}: {error.strerror or error}") from error
         if checked:
             return
         try:
@@ -173,8 +178,10 @@ class SegmentReader:
     def _unpack(self) -> Iterator[bytes]:
         try:
             yield from decompress(self._source, self.segment.compression)
-        except (OSError, EOFError, zlib.error) as error:
+        except (BadGzipFile, EOFError, zlib.error) as error:
             raise CatchUpError(f"{self._path}: damaged: {error}") from error
+        except OSError as error:
+            raise UnreadableError(f"{self._path}: {error.strerror or error}") from error
         except ConfigError as error:
             raise CatchUpError(f"{self._path}: {error}") from error
         except Exception as error:
@@ -247,7 +254,7 @@ def verify(folder: Folder) -> Iterator[tuple[Segment | None, str | None]]:
     for fault in manifest.faults():
         yield None, fault
     try:
-        stored_histories(folder)
+        stored_histories(folder, manifest)
     except StoreError as error:
         yield None, str(error)
     for segment in manifest.segments:

@@ -45,7 +45,7 @@ def check_histories(folder: Folder, manifest: Manifest, histories: Histories) ->
     The folder may have segments of other databases: their histories stay.  StoreError if the segments have facts of
     another history.  What an interrupted run has left behind is removed if it may have other facts.
     """
-    known, chains = stored_histories(folder), manifest.chains()
+    known, chains = stored_histories(folder, manifest), manifest.chains()
     for key, chain in chains.items():
         end = chain[-1].upto
         if key not in known or key not in histories:
@@ -94,9 +94,17 @@ def is_of_tables(history: History) -> bool:
     return any(epoch.name.startswith(TABLES) for epoch in history)
 
 
-def stored_histories(folder: Folder) -> Histories:
-    """Return the histories in a folder; none in one of version 0.1.  StoreError if they cannot be read."""
+def stored_histories(folder: Folder, manifest: Manifest) -> Histories:
+    """Return the histories in a folder; none in one of version 0.1.
+
+    StoreError if they cannot be read, or if the manifest has been written with histories, and they are missing.
+    """
     if folder.size(HISTORIES) is None:
+        if manifest.has_histories:
+            cure = "restore the file from a copy, or write to another folder"
+            raise StoreError(
+                f"{folder.url}/{HISTORIES} is missing, and the segments may be older than a restore: {cure}"
+            )
         return {}
     try:
         rows = msgspec.json.decode(read_index(folder, HISTORIES), type=list[tuple[str, str, str]])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
 import attrs
@@ -24,6 +24,7 @@ import msgspec
 from replication.errors import CatchUpError, RemoteProtocolError, StoreError
 from replication.segments.compression import SUFFIXES
 from replication.segments.folders import TEMPORARY, read_index, write_index
+from replication.streams.ids import LARGEST
 from replication.streams.retention import SegmentChain
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -39,63 +40,6 @@ WORK: Final = ".replay"
 VERSION: Final = 1  # of the manifest's format
 NOT_DECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError)  # what msgspec raises
 NOT_AN_ENTRY: Final = (*NOT_DECODED, RemoteProtocolError, TypeError, KeyError)
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """One file: the facts of one writer with ``after < token <= upto``.
-
-    Attributes:
-        rows: the number of its RDATA lines.
-        first: the token of its first fact, None if it has no fact; ``last`` likewise.
-        size: bytes of its lines, uncompressed; ``sha256`` is the checksum of the same bytes.
-        stored_size: bytes of the file.
-        compacted: whether facts were left out that a later fact with the same key replaces.
-        compacted_upto: the end of the range that has these later facts; 0 if it is not compacted, or in older entries.
-        left_out: the number of facts that no line can hold, of which it has a POSITION; ``left_out_from`` is the first.
-
-    """
-
-    stream: StreamName
-    instance: InstanceName
-    after: Token
-    upto: Token
-    rows: int
-    first: Token | None
-    last: Token | None
-    size: int
-    sha256: str
-    stored_size: int
-    compression: str
-    compacted: bool = False
-    compacted_upto: Token = Token(0)
-    left_out: int = 0
-    left_out_from: Token = Token(0)
-
-    @property
-    def name(self) -> str:
-        """The file's path, relative to the folder."""
-        suffix = SUFFIXES[self.compression]
-        return f"{self.stream}/{instance_folder(self.instance)}/{self.after:020}-{self.upto:020}.rdata{suffix}"
-
-    def to_json(self) -> dict[str, object]:
-        """Return its entry in the manifest."""
-        values = {**msgspec.structs.asdict(self), "name": self.name}
-        return {key: values[field] for key, field in KEYS.items() if key not in _OPTIONAL or values[field]}
-
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Segment:
-        """Return the segment of an entry; one of the errors of ``NOT_AN_ENTRY`` if it is not one."""
-        values = {field: entry[key] for key, field in KEYS.items() if key not in _OPTIONAL or key in entry}
-        name = values.pop("name")
-        segment = msgspec.convert(values, cls)
-        grammar.stream_name(segment.stream)
-        grammar.instance_name(segment.instance)
-        if name != segment.name:
-            raise ValueError(f"{name} should be {segment.name}")
-        if not _OUTSIDE.isdisjoint(name.split("/")):
-            raise ValueError(f"{name} is outside of the folder")
-        return segment
-
 
 # By the keys of an entry, the attributes.
 KEYS: Final = {
@@ -119,6 +63,70 @@ KEYS: Final = {
 _OPTIONAL: Final = frozenset(
     {"compacted", "compacted_upto", "left_out", "left_out_from"}
 )  # an entry lacks them if they are false or 0
+_ATTRIBUTES: Final = {field: key for key, field in KEYS.items()}
+
+_Id = Annotated[Token, msgspec.Meta(ge=0, le=LARGEST)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+
+
+class Segment(msgspec.Struct, frozen=True, rename=_ATTRIBUTES):
+    """One file: the facts of one writer with ``after < token <= upto``.
+
+    Attributes:
+        rows: the number of its RDATA lines.
+        first: the token of its first fact, None if it has no fact; ``last`` likewise.
+        size: bytes of its lines, uncompressed; ``sha256`` is the checksum of the same bytes.
+        stored_size: bytes of the file.
+        compacted: whether facts were left out that a later fact with the same key replaces.
+        compacted_upto: the end of the range that has these later facts; 0 if it is not compacted, or in older entries.
+        left_out: the number of facts that no line can hold, of which it has a POSITION; ``left_out_from`` is the first.
+
+    """
+
+    stream: StreamName
+    instance: InstanceName
+    after: _Id
+    upto: _Id
+    rows: _Count
+    first: _Id | None
+    last: _Id | None
+    size: _Count
+    sha256: str
+    stored_size: _Count
+    compression: str
+    compacted: bool = False
+    compacted_upto: _Id = Token(0)
+    left_out: _Count = 0
+    left_out_from: _Id = Token(0)
+
+    @property
+    def name(self) -> str:
+        """The file's path, relative to the folder."""
+        suffix = SUFFIXES[self.compression]
+        return f"{self.stream}/{instance_folder(self.instance)}/{self.after:020}-{self.upto:020}.rdata{suffix}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return its entry in the manifest."""
+        values = {**msgspec.structs.asdict(self), "name": self.name}
+        return {key: values[field] for key, field in KEYS.items() if key not in _OPTIONAL or values[field]}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Segment:
+        """Return the segment of an entry; one of the errors of ``NOT_AN_ENTRY`` if it is not one."""
+        segment = msgspec.convert(entry, cls)
+        grammar.stream_name(segment.stream)
+        grammar.instance_name(segment.instance)
+        if segment.compression not in SUFFIXES:
+            raise ValueError(f"`compression` is none of {', '.join(SUFFIXES)}")
+        if 0 < segment.compacted_upto < segment.upto:
+            raise ValueError(f"`compacted_upto` {segment.compacted_upto} is below `upto` {segment.upto}")
+        if segment.left_out and not segment.after < segment.left_out_from <= segment.upto:
+            raise ValueError(f"`left_out_from` {segment.left_out_from} is not above `from` and up to `upto`")
+        if (name := entry.get("file")) != segment.name:
+            raise ValueError(f"`file` {name!r:.200} should be {segment.name!r}")
+        if not _OUTSIDE.isdisjoint(segment.name.split("/")):
+            raise ValueError(f"`file` {name!r} is outside of the folder")
+        return segment
 
 
 def instance_folder(instance: InstanceName) -> str:
@@ -143,9 +151,13 @@ def _in_order(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 @attrs.frozen
 class Manifest:
-    """The segments that count, sorted by stream, instance and token."""
+    """The segments that count, sorted by stream, instance and token.
+
+    ``has_histories``: the folder must have ``histories.json``; an older version wrote no such key.
+    """
 
     segments: Sequence[Segment] = attrs.field(default=(), converter=_in_order)
+    has_histories: bool = False
 
     def chains(self) -> dict[tuple[StreamName, InstanceName], list[Segment]]:
         """Return the segments of each stream and instance."""
@@ -180,7 +192,17 @@ class Manifest:
     def encode(self) -> bytes:
         """Return the file's content: JSON, one line for each segment."""
         lines = ",\n".join([grammar.encode_row(each.to_json()) for each in self.segments])
-        return f'{{"version":{VERSION},"segments":[\n{lines}\n]}}\n'.encode()
+        histories = ',"histories":true' if self.has_histories else ""
+        return f'{{"version":{VERSION}{histories},"segments":[\n{lines}\n]}}\n'.encode()
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _Content(msgspec.Struct):
+    segments: list[dict[str, Any]]
+    histories: bool = False
 
 
 def read_manifest(folder: Folder) -> Manifest | None:
@@ -191,13 +213,21 @@ def read_manifest(folder: Folder) -> Manifest | None:
         return None
     except OSError as error:
         raise CatchUpError(f"{folder.url}/{MANIFEST}: {error.strerror or error}") from error
+    entries, segments, has_histories = list[dict[str, Any]](), list[Segment](), False
     try:
         content = msgspec.json.decode(text)
-        if content["version"] != VERSION:
-            raise CatchUpError(f"{folder.url}/{MANIFEST}: it has version {content['version']}, not {VERSION}")
-        return Manifest([Segment.from_json(each) for each in content["segments"]])
+        if (version := msgspec.convert(content, _Version).version) != VERSION:
+            cure = "update this package, or read another folder"
+            raise CatchUpError(f"{folder.url}/{MANIFEST}: it has version {version}, not {VERSION}: {cure}")
+        listed = msgspec.convert(content, _Content)
+        entries, has_histories = listed.segments, listed.histories
+        segments.extend(map(Segment.from_json, entries))
     except NOT_AN_ENTRY as error:
-        raise CatchUpError(f"{folder.url}/{MANIFEST}: not a manifest of segments: {error}") from error
+        where = f"segment {len(segments) + 1}: " if entries else ""
+        raise CatchUpError(
+            f"{folder.url}/{MANIFEST}: not a manifest of segments: {where}{error}: restore it from a copy"
+        ) from error
+    return Manifest(segments, has_histories)
 
 
 def read_manifest_to_extend(folder: Folder) -> Manifest:

@@ -21,7 +21,7 @@ from replication.segments.compression import check_compression
 from replication.segments.databases import open_database, read_positions, resolve_url
 from replication.segments.folders import open_folder, read_index
 from replication.segments.foreign import foreign_positions, tables_history
-from replication.segments.histories import check_histories, check_unchanged, read_histories
+from replication.segments.histories import HISTORIES, check_histories, check_unchanged, read_histories
 from replication.segments.kept import check_kept
 from replication.segments.manifest import (
     MANIFEST,
@@ -114,6 +114,9 @@ class ReplayRequest:
             raise ConfigError(f"--segment-rows {self.options.segment_rows}: a segment has at least one row")
         if self.after < ORIGIN:
             raise ConfigError(f"--from {self.after}: the smallest ID is {ORIGIN}, also where a table counts downwards")
+        for option, value in {"--from": self.after, "--upto": self.upto or ORIGIN}.items():
+            if value > LAST:
+                raise ConfigError(f"{option} {value}: the largest ID is {LAST}")
         if self.upto is not None and self.upto < self.after:
             raise ConfigError(f"--upto {self.upto}: that is before {self.after}, where the replay begins")
 
@@ -420,7 +423,7 @@ class Run:
     def finish(self, receipts: Iterable[bytes]) -> list[Segment]:
         """Move the segments into place, replace the manifest, and return the new segments."""
         new = [*self.done, *[segment for receipt in receipts for segment in self._read(receipt)]]
-        manifest = Manifest([*self.manifest.segments, *new])
+        manifest = Manifest([*self.manifest.segments, *new], self._folder.size(HISTORIES) is not None)
         if faults := manifest.faults():
             raise StoreError(f"{self._folder.url}: {faults[0]}; nothing was added")
         for each in new:

@@ -132,6 +132,8 @@ class FormerWriters:
             for writer in others
         }
         self._absent[name] = {writer for writer, page in pages.items() if page.facts or writer in gone}
+        if not claimed:  # in SQLite; a status shows them although no follower has connected
+            await self._read(name, self._absent[name])
 
     def note(self, definition: StreamDefinition, found: Mapping[InstanceName, Token]) -> None:
         """Note writers that the definition does not list, and that began after the start of this process."""

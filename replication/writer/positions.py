@@ -145,6 +145,11 @@ class Positions:
         """Return each writer's position in a stream; those of other writers are as of the last poll."""
         return {**self._of_others(writer, self._others), **self._own(writer)}
 
+    def of_former(self, writer: StreamWriter) -> dict[InstanceName, Token]:
+        """Return the position of each former writer; if only this process writes, no older name holds back readers."""
+        found = self.former.of(writer.definition.name)
+        return {name: position if writer.shared else writer.published for name, position in found.items()}
+
     def token(self, writer: StreamWriter) -> MultiWriterToken:
         """Return the position of every writer of a stream, as of the last poll.
 
@@ -171,8 +176,8 @@ class Positions:
         await self.refresh()
         others = self._of_others(writer, await self._store.stored_positions() if writer.shared else {})
         found = {**others, **own}
-        for name, position in self.former.of(writer.definition.name).items():
-            found[name] = max(position, found.get(name, position)) if writer.shared else writer.published
+        for name, position in self.of_former(writer).items():
+            found[name] = max(position, found.get(name, position))
         return found
 
     def _own(self, writer: StreamWriter) -> dict[InstanceName, Token]:

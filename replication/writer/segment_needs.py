@@ -110,7 +110,7 @@ class SegmentNeeds:
         manifest = read_manifest(folder) or Manifest()
         if faults := manifest.faults():
             raise CatchUpError(f"{folder.url}: {faults[0]}")
-        chains, theirs = manifest.chains(), stored_histories(folder)
+        chains, theirs = manifest.chains(), stored_histories(folder, manifest)
         found = {}
         for name, upto in gone.items():
             reach = self._reach(folder, chains.get((name, writer), ()), upto)

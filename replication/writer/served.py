@@ -206,11 +206,11 @@ class WrittenStreams:
         if retention is not None and retention.held:
             notes.append(retention.held)
         ours = WriterStatus(self.instance_name, ids.settled, writer.published, word, error, gone=gone)
-        former = self._positions.former.of(name)
+        former, found = self._positions.of_former(writer), self._positions.of_writers(writer)
         others = [
             WriterStatus(instance, position, position, state="former" if instance in former else "elsewhere")
-            for instance, position in self._positions.of_writers(writer).items()
-            if instance != self.instance_name and writer.definition.written_by(instance)
+            for instance, position in {**found, **former, **found}.items()
+            if instance != self.instance_name and (instance in former or writer.definition.written_by(instance))
         ]
         log = writer.outgoing.memory_log
         return StreamStatus(

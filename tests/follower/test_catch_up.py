@@ -396,7 +396,10 @@ class OtherHistoryTests(SourcesCase):
             with TemporaryDirectory() as name:
                 folder, pump = LocalFolder(Path(name)), PumpedClock()
                 segments = [write_segment(folder, facts[:4]), write_segment(folder, facts[4:], after=5)]
-                compacted = [replace(each, compacted=True, compacted_upto=Token(range_end)) for each in segments]
+                ends = [Token(range_end and max(range_end, each.upto)) for each in segments]  # 0: an older version
+                compacted = [
+                    replace(each, compacted=True, compacted_upto=end) for each, end in zip(segments, ends, strict=True)
+                ]
                 write_manifest(folder, Manifest(compacted))
                 (folder.path / HISTORIES).write_text(json.dumps([[ORDERS, MASTER, '[["a",1,1]]']]))
                 sources = CatchUpSources(pump, [name], {"master": {"http": "http://m:1"}}, None)

@@ -20,7 +20,7 @@ def check(data: bytes) -> None:
     """Read ``data`` as each of the files."""
     folder: Any = MemoryFolder({MANIFEST: data, HISTORIES: data})
     with suppress(StoreError):
-        for history in stored_histories(folder).values():
+        for history in stored_histories(folder, Manifest()).values():
             assert all(each.name is not None and each.settled + each.start is not None for each in history)
     with suppress(StoreError):
         read_manifest_to_extend(folder)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import pytest
 from hypothesis import given
@@ -264,6 +265,39 @@ def test_a_missing_segment_is_an_error_until_it_appears(tmp_path: Path) -> None:
     assert page(archive, 0, 58).upto == 20
 
 
+class FailingFile(BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise OSError("AWS Error NETWORK_CONNECTION")
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_file_that_could_not_be_read_is_read_again_although_it_has_not_changed(
+    tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch, *, checked: bool
+) -> None:
+    """A store was away, the rights were corrected, or a disk read the sector at the second attempt."""
+    folder = write_folder(tmp_path, HISTORY, ends=[58], compression=compression)
+    archive = Archive(folder)
+    if checked:
+        assert all_of(archive, 58, 5) == HISTORY
+    opened = folder.open
+
+    def failing(name: str) -> BinaryIO:
+        return FailingFile() if name.partition(".")[2].startswith("rdata") else opened(name)
+
+    def refused(name: str) -> BinaryIO:
+        if name == "manifest.json":
+            return opened(name)
+        raise PermissionError(13, "Permission denied")
+
+    for open_file, why in ((failing, "AWS Error NETWORK_CONNECTION"), (refused, "Permission denied")):
+        monkeypatch.setattr(folder, "open", open_file)
+        with pytest.raises(CatchUpError, match=rf"0058\.rdata[.a-z]*: {why}$"):
+            page(archive, 0, 58)
+        monkeypatch.setattr(folder, "open", opened)
+        assert all_of(archive, 58, 5) == HISTORY
+
+
 def test_a_checksum_is_compared_once_per_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     check = SegmentReader._check
@@ -286,6 +320,21 @@ def test_a_checksum_is_compared_once_per_segment(tmp_path: Path, monkeypatch: py
         with pytest.raises(CatchUpError, match="damaged: its lines do not have the checksum of the manifest"):
             page(archive, 0, 58)
     assert checked[2:] == checked[:1], "a damaged file is not read again before it has changed"
+
+
+def test_a_checksum_is_compared_again_with_a_new_entry(tmp_path: Path) -> None:
+    """A folder is replaced by another one, and its manifest arrives before its segments."""
+    folder = write_folder(tmp_path / "here", HISTORY, ends=[58])
+    archive = Archive(folder)
+    assert all_of(archive, 58, 5) == HISTORY
+    others = [fact(each.token, *[[each.token, index + 5] for index in range(len(each.texts))]) for each in HISTORY]
+    write_folder(tmp_path / "new", others, ends=[58])
+    (tmp_path / "new/manifest.json").rename(tmp_path / "here/manifest.json")
+    with pytest.raises(CatchUpError, match="damaged: "):
+        page(archive, 0, 58)
+    [segment] = (tmp_path / "new").rglob("*.rdata")
+    segment.rename(tmp_path / "here" / segment.relative_to(tmp_path / "new"))
+    assert all_of(archive, 58, 5) == others
 
 
 def test_the_manifest_is_read_again_once_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

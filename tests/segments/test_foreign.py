@@ -21,6 +21,7 @@ from replication.segments.databases import open_database
 from replication.segments.folders import LocalFolder
 from replication.segments.foreign import foreign_positions
 from replication.segments.histories import is_of_tables, stored_histories
+from replication.segments.manifest import Manifest
 from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
 from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.wire.grammar import InstanceName, Token
@@ -135,7 +136,7 @@ def test_tables_that_are_made_anew_while_they_are_read_add_nothing(
 def test_a_worker_compares_no_names_of_tables_with_a_history(database: psycopg.Connection, tmp_path: Path) -> None:
     store(database, 4)
     replay(database, tmp_path, ORDERS)
-    (known,) = {*map(tuple, stored_histories(LocalFolder(tmp_path)).values())}
+    (known,) = {*map(tuple, stored_histories(LocalFolder(tmp_path), Manifest()).values())}
     assert is_of_tables(known)
     assert Archive(LocalFolder(tmp_path)).history(ORDERS.name, InstanceName("new")) == ()
 

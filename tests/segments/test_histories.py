@@ -12,9 +12,10 @@ from replication.errors import StoreError
 from replication.segments import run
 from replication.segments.archive import Archive
 from replication.segments.databases import open_database
+from replication.segments.files import verify
 from replication.segments.folders import LocalFolder
 from replication.segments.histories import HISTORIES, check_histories, read_histories, stored_histories
-from replication.segments.manifest import WORK, Manifest, read_manifest, read_manifest_to_extend
+from replication.segments.manifest import WORK, Manifest, read_manifest, read_manifest_to_extend, write_manifest
 from replication.storage.tables.histories import CREATE
 from replication.streams.history import Epoch
 from replication.wire.grammar import InstanceName, Token
@@ -97,7 +98,23 @@ def test_a_folder_or_a_database_of_version_0_1_is_trusted(tmp_path: Path) -> Non
     assert written.size(HISTORIES) is None
     check_histories(written, manifest, of_master(A))
     check_histories(written, manifest, {})
-    assert [*stored_histories(written)[STREAM, MASTER]] == [A]
+    assert [*stored_histories(written, Manifest())[STREAM, MASTER]] == [A]
+
+
+def test_segments_are_not_trusted_once_their_histories_are_missing(folder: tuple[LocalFolder, Manifest]) -> None:
+    written, manifest = folder
+    write_manifest(written, Manifest(manifest.segments, has_histories=True))
+    archive = Archive(written)
+    assert [*archive.history(STREAM, MASTER)] == [A, B]
+    written.remove(HISTORIES)
+    for read in (archive, Archive(written)):
+        with pytest.raises(StoreError, match=r"histories\.json is missing, and .*: restore the file from a copy, or"):
+            read.history(STREAM, MASTER)
+    with pytest.raises(StoreError, match="is missing"):
+        check_histories(written, read_manifest_to_extend(written), of_master(A, epoch("c", 6)))
+    assert [str(fault).partition(",")[0] for _, fault in verify(written) if fault] == [
+        f"{written.url}/{HISTORIES} is missing"
+    ]
 
 
 def test_the_chains_after_one_without_a_history_are_compared(tmp_path: Path) -> None:
@@ -115,11 +132,11 @@ def test_the_histories_of_another_database_in_the_folder_stay_while_it_has_their
     written, manifest = folder
     of_other = {(STREAM, OTHER): [epoch("o", 1)]}
     check_histories(written, manifest, of_other)
-    assert stored_histories(written) == {**of_master(A, B), **of_other}
+    assert stored_histories(written, Manifest()) == {**of_master(A, B), **of_other}
     with pytest.raises(StoreError, match="segments of orders by master reach 11, but the database has other facts"):
         check_histories(written, manifest, of_master(A, B, epoch("c", 6)))
     check_histories(written, Manifest(), of_other)
-    assert stored_histories(written) == of_other
+    assert stored_histories(written, Manifest()) == of_other
 
 
 def test_a_file_that_cannot_be_read_is_named(folder: tuple[LocalFolder, Manifest]) -> None:
@@ -208,3 +225,4 @@ def test_a_run_adds_nothing_if_the_database_is_restored_while_it_is_read(tmp_pat
     with run.start_run(request) as begun:
         restore(11, '[["a",1,1],["c",11,11]]')  # the master was only started again
         assert [each.upto for each in begun.finish([task.do() for task in begun.tasks])] == [11]
+    assert read_manifest_to_extend(LocalFolder(tmp_path / "out")).has_histories

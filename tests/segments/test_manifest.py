@@ -123,6 +123,50 @@ def test_a_gap_or_overlap_in_a_chain_is_a_fault() -> None:
     assert any("ends before it begins" in each for each in Manifest([make(5, 5)]).faults())
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"from": -1}, r"Expected `int` >= 0 - at `\$\.from`"),
+        ({"upto": 2**63}, r"Expected `int` <= 9223372036854775807 - at `\$\.upto`"),
+        ({"compacted": True, "compacted_upto": 4}, "`compacted_upto` 4 is below `upto` 5"),
+        ({"compacted": True, "compacted_upto": -1}, r"`int` >= 0 - at `\$\.compacted_upto`"),
+        ({"compacted": True, "compacted_upto": 2**63}, r"at `\$\.compacted_upto`"),
+        ({"left_out": -1}, r"`int` >= 0 - at `\$\.left_out`"),
+        ({"left_out": 1, "left_out_from": 6}, "`left_out_from` 6 is not above `from` and up to `upto`"),
+        ({"left_out": 1}, "`left_out_from` 0 is not above"),
+        ({"rows": -1}, r"`int` >= 0 - at `\$\.rows`"),
+        ({"bytes": None}, r"Expected `int`, got `null` - at `\$\.bytes`"),
+        ({"compression": "lz4"}, "`compression` is none of none, gzip, zstd"),
+        ({"file": "elsewhere"}, "`file` 'elsewhere' should be 'orders/master/0"),
+        ({"stream": "a b"}, "not a stream name"),
+    ],
+)
+def test_a_value_that_no_segment_has_is_refused_with_its_key(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    entry = {**make(0, 5).to_json(), **changes}
+    content = {"version": 1, "segments": [make(0, 3, OTHER).to_json(), entry]}
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(CatchUpError, match=f"manifest.json: not a manifest of segments: segment 2: .*{why}.*: restore"):
+        read_manifest(LocalFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "not a manifest of segments: Expected `object`, got `array`: restore it from a copy"),
+        ('{"version":null}', r"Expected `int`, got `null` - at `\$\.version`"),
+        ('{"version":1}', "missing required field `segments`"),
+        ('{"version":1,"segments":null}', r"Expected `array`, got `null` - at `\$\.segments`"),
+        ('{"version":1,"segments":[null]}', r"Expected `object`, got `null` - at `\$\.segments\[0\]`"),
+        ('{"version":1,"segments":[{"stream":"orders"}]}', "segment 1: Object missing required field `instance`"),
+        ('{"version":2,"segments":{}}', "it has version 2, not 1: update this package"),
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused_with_what_is_wrong(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(CatchUpError, match=why):
+        read_manifest(LocalFolder(tmp_path))
+
+
 def test_a_missing_manifest_reads_as_none_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "none")
     assert read_manifest(folder) is None
@@ -152,7 +196,7 @@ def test_a_segment_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
     for stream in (".", ".."):
         write_manifest(folder, Manifest([make(0, 5, stream=StreamName(stream))]))
-        with pytest.raises(CatchUpError, match=f"segments: {stream}/master/.* is outside of the folder$"):
+        with pytest.raises(CatchUpError, match=f"`file` '{stream}/master/.*' is outside of the folder: "):
             read_manifest(folder)
 
 

@@ -465,6 +465,8 @@ def test_a_position_without_a_table_is_refused_with_the_cure(tmp_path: Path) -> 
         ({"after": -5}, "--from -5: the smallest ID is 0"),
         ({"after": 50, "upto": 10}, "--upto 10: that is before 50"),
         ({"upto": -1}, "--upto -1: that is before 0"),
+        ({"after": 2**63}, "--from 9223372036854775808: the largest ID is 9223372036854775807"),
+        ({"upto": 2**70}, f"--upto {2**70}: the largest ID is 9223372036854775807"),
         ({"instances": ["missing"]}, "no instance 'missing' has written to this database; there are master, worker2"),
         ({"instances": [MASTER, "missing"], "streams": ["orders"]}, "no instance 'missing'"),
     ],

@@ -159,16 +159,26 @@ class SharedTests(SharedCase):
         self.assertEqual(self.master.served.stream_statuses("unknown"), [])
         self.assertEqual(self.master.served.stream_statuses(""), [], "GET /v1/streams/ showed another stream")
 
-    def test_statuses_do_not_show_a_removed_writer(self) -> None:
-        """Otherwise the position of the removed writer would be the smallest for ever."""
+    def test_statuses_show_a_removed_writer_once_it_has_ended(self) -> None:
+        """Spark reads the writers that it finds there.  Until the end, others do not raise its position."""
         definition = StreamDefinition("notes", writers=("second", "third"))
         master = self.make_master(instance_name="second", streams=[definition])
         now(master.start())
         self.shared.others_write("notes", "third", 4)
         self.shared.others_write("notes", "former", 7)
+        self.shared.there = {InstanceName("former")}
         self.net.advance(1.0)
-        (status,) = [each for each in master.served.stream_statuses() if each.definition.name == "notes"]
+        (status,) = master.served.stream_statuses("notes")
         self.assertEqual([each.instance for each in status.writers], ["second", "third"])
+        self.shared.there = set()
+        self.net.pump([1.0] * 10)
+        now(master.stream("notes").append([["a"]]))
+        self.net.pump([1.0] * 3)
+        (status,) = master.served.stream_statuses("notes")
+        self.assertEqual(
+            [(each.instance, each.position, each.state) for each in status.writers],
+            [("second", 8, "writing"), ("third", 4, "elsewhere"), ("former", 8, "former")],
+        )
         now(master.stop())
 
 
@@ -203,6 +213,21 @@ class ServedTests(MasterCase):
         now(self.store.transaction().commit([Write(ORDERS.name, InstanceName("old"), Token(4))]))
         self.assertEqual(now(self.master.served.page("orders", "old", after=0, upto=None, limit=10)).upto, 4)
         self.assertEqual(now(self.master.served.page("orders", "unknown", after=0, upto=None, limit=10)).upto, 0)
+
+    def test_a_status_shows_a_former_instance_although_no_follower_has_connected(self) -> None:
+        """Spark and other readers over HTTP find the writers there."""
+        now(self.store.open())
+        now(self.store.declare(ORDERS))
+        write = Write(ORDERS.name, InstanceName("old"), Token(3), [Fact(Token(4), ('["o","old"]',))])
+        now(self.store.transaction().commit([write]))
+        for writers in ((), ("master",)):
+            self.master = self.make_master(streams=[attrs.evolve(ORDERS, writers=writers)])
+            (token,) = self.append("placed")
+            (status,) = self.master.served.stream_statuses("orders")
+            shown = [(each.instance, each.position, each.state) for each in status.writers]
+            self.assertEqual(shown, [("master", token, "writing"), ("old", token, "former")])
+            self.assertEqual(status.minimum, token)
+            now(self.master.stop())
 
     def test_facts_since_a_token_are_also_those_of_a_former_instance(self) -> None:
         """After a change of the instance name, a program that polls would otherwise never receive the rest of them."""
