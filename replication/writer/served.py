@@ -207,9 +207,10 @@ class WrittenStreams:
             notes.append(retention.held)
         ours = WriterStatus(self.instance_name, ids.settled, writer.published, word, error, gone=gone)
         former, found = self._positions.of_former(writer), self._positions.of_writers(writer)
+        found |= {instance: position for instance, position in former.items() if instance not in found}
         others = [
             WriterStatus(instance, position, position, state="former" if instance in former else "elsewhere")
-            for instance, position in {**found, **former, **found}.items()
+            for instance, position in found.items()
             if instance != self.instance_name and (instance in former or writer.definition.written_by(instance))
         ]
         log = writer.outgoing.memory_log
