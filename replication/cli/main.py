@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_files() -> None:
-    """Open ``/dev/null`` for each standard file that is closed: a socket would take its number, and Python has None."""
+    """Open ``/dev/null`` for each closed standard file, which is None in Python; a socket would get its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 (until the end)

@@ -14,6 +14,6 @@ def write_line(text: str) -> None:
 
 
 def report(text: str) -> None:
-    """Print a line to standard error; what it has on a full disk, or for a reader that has ended, stops no command."""
+    """Print a line to standard error; if that fails, as on a full disk, the command goes on."""
     with suppress(OSError):
         print(escape(text), file=sys.stderr)

@@ -216,7 +216,7 @@ def _check_place(
     if url is None and connect is not None:
         url = default_http_url(connect.reveal())
     if url is None:
-        # A table without an endpoint is of a writer at one of ``connect``, as each process of a Synapse at the Redis.
+        # A table without ``connect`` is of a writer at one of ``config.connect``, as those of a Synapse are.
         there = [each.http for each in config.writers.values() if each.connect is None and each.http is not None]
         if connect is not None and not (config.catch_up or there):
             findings.append(_no_source(name, connect))

@@ -81,11 +81,11 @@ class FollowedHistories:
         Facts up to ``after`` are applied, facts up to ``upto`` are received.  If only facts above ``after`` may be of
         another history, the result is at least ``after``: these facts are fetched again, and nothing is undone.
 
-        If no history was stored, as before the first fact, all facts are the writer's.  They wait for its history, so
-        that none is applied without one.  If no source answers, they wait no longer: a Synapse has no history.  Later
-        the history is stored once a source has it, if the connection ``is_open`` then.
+        If no history was stored, as before the first fact, all facts are trusted.  They wait until a source has
+        answered with the history.  If no source answers, they are applied without one: a Synapse has none.  The history
+        is then stored later, if the connection ``is_open``.
 
-        CatchUpError: no source answers now.  StreamError: no epoch is in common.
+        CatchUpError: no source answers now, and a history is stored.  StreamError: no epoch is in common.
         """
         ours = await self.followed(writer)
         if not ours:
@@ -153,7 +153,7 @@ class FollowedHistories:
     async def _first(self, writer: InstanceName, is_open: Callable[[], Awaitable[bool]]) -> History:
         """Return the history of a writer of which none is stored; empty if it has none, or no source answers now.
 
-        Then it is learnt later, for this connection, no more for an earlier one.
+        If no source answers, it is fetched again later for this connection.  A fetch for an earlier one is cancelled.
         """
         if writer in self._learning:
             self._learning[writer].cancel()

@@ -39,7 +39,7 @@ class MergingFollower(StreamFollower):
     one, wrote before this process followed it may be applied after larger tokens.
 
     A writer that goes back has lost commits, and so may the others: they have one database.  Positions from before do
-    not count.  Each other writer is waited for until it sends one again; LOSS_PATIENCE at most, if it is connected.
+    not count.  Nothing is applied until each other writer sends one again; a connected one has LOSS_PATIENCE for that.
 
     ``all_positions_received`` returns whether every connection has sent its positions; the rest is StreamFollower's.
     """
@@ -50,7 +50,7 @@ class MergingFollower(StreamFollower):
     _former: dict[Hashable, set[InstanceName]] = attrs.field(init=False, factory=dict)
     # Known writers that have sent no position, though connections have; with the wait for each, once it has begun.
     _missing: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
-    # Those that have gone back or sent a position since the first one went back; None while no other is waited for.
+    # Writers that have gone back or sent a position since the first one went back; None if there is no such wait.
     _confirmed: set[InstanceName] | None = attrs.field(init=False, default=None)
     _went_back_to: Token = attrs.field(init=False, default=Token(0))
 

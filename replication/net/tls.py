@@ -61,7 +61,7 @@ def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnec
 
 
 def _load_files(certificate: str, key: str) -> PrivateCertificate:
-    """Return what a client shows; ValueError with a file that cannot be used, OSError if one cannot be read."""
+    """Return a client's certificate and key.  ValueError: a file cannot be used; OSError: it cannot be read."""
     from OpenSSL import SSL, crypto  # noqa: PLC0415 (an extra)
     from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate  # noqa: PLC0415 (an extra)
 

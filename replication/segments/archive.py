@@ -77,7 +77,8 @@ class Archive:
     def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer's facts in the segments; empty if the folder has none, or only names of tables.
 
-        StoreError: they cannot be read, or are missing.  CatchUpError: the manifest cannot be read.
+        StoreError: they cannot be read, or are missing although the manifest has ``histories``.
+        CatchUpError: the manifest cannot be read.
         """
         self._refresh()
         stamp = self._folder.stamp(HISTORIES)

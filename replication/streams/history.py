@@ -93,9 +93,9 @@ def doubted_since(ours: History, theirs: History, position: Token) -> Token | No
 
 
 def certain_position(ours: History, theirs: History, position: Token) -> Token | None:
-    """Return up to where facts at ``position`` are the writer's if they cannot be counted; None as in common_position.
+    """Return up to which ID a source at ``position`` has the writer's facts for certain; None if no epoch is shared.
 
-    Facts in doubt may be lost, so none of them is certain.
+    Above this ID a fact may be lost.  The facts of a source cannot be counted, as ``doubted_since`` needs it.
     """
     common = common_position(ours, theirs, position)
     since = None if common is None else doubted_since(ours, theirs, common)

@@ -146,7 +146,7 @@ class Positions:
         return {**self._of_others(writer, self._others), **self._own(writer)}
 
     def of_former(self, writer: StreamWriter) -> dict[InstanceName, Token]:
-        """Return the position of each former writer; if only this process writes, no older name holds back readers."""
+        """Return the position of each former writer: that of this process if no other writes."""
         found = self.former.of(writer.definition.name)
         return {name: position if writer.shared else writer.published for name, position in found.items()}
 

@@ -113,7 +113,7 @@ def test_a_certificate_that_cannot_be_used_is_named(place: Place, capsys: pytest
     mixed = Identity(place.authority.issue("other", "other", valid=VALID).key, good.certificate)
     assert place.doctor(mixed, http=False) == 1
     line, no_http, at_start = capsys.readouterr().out.splitlines()
-    assert "it cannot be used: Certificate public and private keys do not match" in at_start
+    assert f"the key in {mixed.key} is not that of the certificate in {good.certificate}" in at_start
     assert "no HTTP is known" in no_http
     assert f"cannot use {good.certificate} and {mixed.key}, a certificate and its key" in line
 

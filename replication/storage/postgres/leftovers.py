@@ -38,7 +38,7 @@ class Leftovers:
             self._lasts = True
 
     def outdate(self) -> None:
-        """Note that the session may have settings that the server no longer has."""
+        """Note that the session's settings may be out of date, so that it is replaced."""
         self._lasts = True
 
     def resets(self) -> Statements:

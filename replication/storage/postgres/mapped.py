@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _IS_ARRAY: Final = "SELECT oid::bigint, typcategory = 'A' FROM pg_type WHERE oid = ANY(%s::oid[])"
 # Types with times that a session writes in its own time zone, unless that is UTC; the times may lie deep inside.
-# PostgreSQL 13 has no multiranges, so their column is read as JSON.
+# PostgreSQL 13 has no column rngmultitypid; read from JSON, it is NULL there.
 _ZONED: Final = (
     "WITH RECURSIVE inside (whole, part) AS (SELECT oid, oid FROM pg_type WHERE oid = ANY(%s::oid[]) "
     "UNION SELECT whole, next.part FROM inside JOIN ("

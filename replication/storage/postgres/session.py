@@ -112,8 +112,8 @@ _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLST
 }
 # By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and by words while it connects.
 _TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")
-# Of settings that a session keeps from its start: default_transaction_read_only and statement_timeout.  After such an
-# error a new session is opened, because the server may have other settings by then.
+# Errors because of default_transaction_read_only and statement_timeout.  A session keeps their values from its start,
+# so a new session is opened after such an error: the server may have other values by then.
 _OF_SETTINGS: Final = ("25006", "57014")
 _TEMPORARY_WORDS: Final = (*_READY_SOON, "too many", "remaining connection slots", "shutting down")
 
@@ -323,7 +323,7 @@ class PostgresSession:
     def begin(self, how: str = "", *, bounded: bool = False) -> None:
         """Begin a transaction; later statements run in it until ``commit`` or ``rollback``.
 
-        ``bounded``: it sets timeouts of its own, so the session's settings are not the cause if one of them ends it.
+        ``bounded``: the transaction sets timeouts of its own.  If one ends it, the session keeps its settings.
         """
         self.refresh()
         self._begun, self._bounded, self._waiting.opening = True, bounded, f"BEGIN {how}"

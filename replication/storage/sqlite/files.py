@@ -1,8 +1,8 @@
 """Whether the files of a database are those that SQLite has open, and whole: else a commit is lost with the process.
 
 SQLite notices neither that a file was exchanged or unlinked, nor that one was truncated and then extended again.
-The index of the WAL, ``FILE-shm``, has the locks of all processes: with two of them, two programs write the same
-part of the WAL at once.
+The index of the WAL, ``FILE-shm``, has the locks of all processes.  Two programs with different index files do not see
+each other's locks, and write the same part of the WAL.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TRUNCATED: Final = "was truncated: restore the database from a backup"
 class DatabaseFiles:
     """The files of the open database ``path``: itself, its WAL and the index of that.
 
-    ``database`` and ``wal`` are descriptors of them, which stay the caller's.  The index has none: to close it would
-    release SQLite's locks.  With each commit come ``check_sizes`` and ``check_commit``: they take about 20
+    ``database`` and ``wal`` are descriptors of them, which stay the caller's.  The index has none here: to close one
+    would release SQLite's locks.  With each commit come ``check_sizes`` and ``check_commit``: they take about 20
     microseconds.
     """
 
@@ -49,7 +49,7 @@ class DatabaseFiles:
         """
         if self._lost is not None:
             raise self._lost
-        if not self._has_index():  # a commit would be written over those of a program with another one
+        if not self._has_index():  # else the commit would overwrite those of a program with another index
             try:
                 self._in_place()
             except StoreError as error:
