@@ -1,7 +1,7 @@
 """Four processes write one stream in PostgreSQL, and three follow; the test kills each of them, and the server.
 
 At the end, each fact is in every follower's copy once, under the acknowledged ID (I1 to I10, I12, I13). The test
-appends 24,000 facts; ``pytest tests/system/test_writers.py --full`` appends 400,000.
+appends 16,000 facts; ``pytest tests/system/test_writers.py --full`` appends 400,000.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def test_four_writers_and_three_followers_through_every_kind_of_kill(
     if find_binaries() is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(HOW_TO_GET_IT)
     full = bool(request.config.getoption("--full"))
-    count = 50_000 if full else 3_000  # facts of each appender; two appenders use one writer
+    count = 50_000 if full else 2_000  # facts of each appender; two appenders use one writer
     facts = {name + half: facts_of(name + half, count) for name in WRITERS for half in "ab"}
     with ExitStack() as stack:
         server = stack.enter_context(PostgresServer())
