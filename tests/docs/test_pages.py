@@ -30,7 +30,11 @@ ALONE = [  # pages that need nothing but this package
     "configuration.md",
     "http.md",
 ]
-ON_POSTGRES = ["how-to/write-from-any-language.md", "how-to/write-from-several-processes.md"]
+ON_POSTGRES = [
+    "how-to/write-from-any-language.md",
+    "how-to/write-from-several-processes.md",
+    "how-to/move-to-postgresql.md",
+]
 ON_SPARK = ["how-to/replay-on-spark.md"]
 BESIDE_A_SYNAPSE = ["how-to/follow-a-synapse.md", "how-to/be-synapse-main-process.md"]  # tests/interop/test_how_to.py
 
