@@ -27,7 +27,8 @@ with psycopg.connect(url) as new:
                 copy.write_row(row)
                 count += 1
         for column in columns:
-            found = new.execute("SELECT pg_get_serial_sequence(%s, %s)", [table.as_string(new), column]).fetchone()
-            if found != (None,):  # the next ID comes after those of the file
-                new.execute(SQL("SELECT setval({}, max({})) FROM {}").format(*found, Identifier(column), table))
+            owned = new.execute("SELECT pg_get_serial_sequence(%s, %s)", [table.as_string(new), column])
+            for (sequence,) in owned:
+                if sequence:  # the next ID comes after those of the file
+                    new.execute(SQL("SELECT setval({}, max({})) FROM {}").format(sequence, Identifier(column), table))
         print(f"{name}: {count} rows")
