@@ -33,7 +33,7 @@ PORTS = (8080, 8081, 9092, 9093, 9192, 9193, 9291, 9391)  # the ports that the p
 # Commands that run until the test ends.
 STAYS = re.compile(
     r"(SSL_CERT_FILE=\S+ )?twistd -n --pidfile=|replication tail|"
-    r"python (shop|live|branch|orders_api|orders_states|send_event)\.py(?! south)"
+    r"python (shop|shop_tls|live|branch|orders_api|orders_states|send_event)\.py(?! south)"
 )
 READY = {  # the output of a command after which the next one may start
     "replication master": "HTTP is served at",
