@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 from msgspec.structs import replace
-from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.logger import Logger
 
+from replication.deferreds import start_alone
 from replication.errors import ConfigError, PositionMovedError, StoreError, ValueRefusedError
 from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
 from replication.net import traces
@@ -172,7 +173,7 @@ class Application:
         """Drop the skips that were requested for IDs that no fact has: a later fact with such an ID is applied."""
         for writer, token in self.failing.take_unmatched(cursors):
             dropped = SkippedFact(self._stream, writer, Fact(token, ()), SkipState.DROPPED)
-            Deferred.fromCoroutine(self._drop(dropped, cursors[writer], write_of, lock))
+            start_alone(self._drop(dropped, cursors[writer], write_of, lock))
 
     # ---- inside
 
