@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
 T = TypeVar("T")
+_log = Logger()
 
 
 def share(original: Deferred[T]) -> Deferred[T]:
@@ -105,6 +106,15 @@ async def close_after(work: Awaitable[None], close: Callable[[], Awaitable[None]
         await close()
         raise
     await close()
+
+
+def start_alone(work: Coroutine[Deferred[Any], Any, None]) -> None:
+    """Start ``work``, which nothing awaits, and log its error at once.
+
+    Twisted logs such an error when the garbage collector finds it, which may take hours in a process that does little.
+    Without memory, the process would stay so long with a part that does not work.
+    """
+    Deferred.fromCoroutine(work).addErrback(lambda failure: _log.failure("work that nothing awaits failed", failure))
 
 
 def shield(work: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:

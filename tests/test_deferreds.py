@@ -23,8 +23,10 @@ from replication.deferreds import (
     close_after,
     share,
     shield,
+    start_alone,
 )
 from replication.errors import ConfigError
+from replication.storage.transactions import CallGroup
 from tests.doubles import begin, error_of, logged, now
 
 
@@ -180,6 +182,32 @@ class CloseAfterTests(SynchronousTestCase):
         closing.send(None)
         closing.close()  # a RuntimeError, if it awaits
         self.assertEqual(self.closed, 0)
+
+
+class StartAloneTests(SynchronousTestCase):
+    def test_an_error_is_logged_at_once_and_not_only_by_the_garbage_collector(self) -> None:
+        """Without memory a process ends by that: it stayed for minutes, without its database and live."""
+        lock = Lock()
+
+        async def work() -> None:
+            async with lock:
+                raise MemoryError
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        start_alone(work())
+        self.assertEqual(len(self.flushLoggedErrors(MemoryError)), 1)
+
+    def test_a_group_commit_that_cannot_go_on_is_logged_at_once(self) -> None:
+        class Broken(Lock):
+            def release(self) -> None:
+                raise MemoryError
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        group: CallGroup[str, None] = CallGroup(Broken(), lambda _: succeed([None]))
+        group.add("one")
+        self.assertEqual(len(self.flushLoggedErrors(MemoryError)), 1)
 
 
 class LifetimeTests(SynchronousTestCase):

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 from msgspec.structs import replace
-from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.logger import Logger
 
+from replication.deferreds import start_alone
 from replication.errors import ConfigError, PositionMovedError, StoreError, ValueRefusedError
 from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
+from replication.logs import OF_APPLICATION
 from replication.net import traces
 from replication.streams.cursor import Apply, Reset
 from replication.streams.facts import Fact
@@ -107,6 +109,16 @@ class Application:
     function: Callable[..., object] | None = None
     undo: Callable[..., object] | None = None
     on_failed: FailedFactFunction | None = None
+    _raised: BaseException | None = attrs.field(init=False, default=None)  # the last error of a function
+
+    def origin(self, error: Exception) -> str:
+        """Return the beginning of the text that logs ``error``.
+
+        A MemoryError that the function has not raised ends the process: it may come after COMMIT, when the position has
+        moved.
+        """
+        ours = self.function is None or (isinstance(error, MemoryError) and error is not self._raised)
+        return "following" if ours else OF_APPLICATION + " for"
 
     def cut(self, line: InstanceName, step: Step) -> Step:
         """Return the part of a step that one transaction applies now."""
@@ -172,7 +184,7 @@ class Application:
         """Drop the skips that were requested for IDs that no fact has: a later fact with such an ID is applied."""
         for writer, token in self.failing.take_unmatched(cursors):
             dropped = SkippedFact(self._stream, writer, Fact(token, ()), SkipState.DROPPED)
-            Deferred.fromCoroutine(self._drop(dropped, cursors[writer], write_of, lock))
+            start_alone(self._drop(dropped, cursors[writer], write_of, lock))
 
     # ---- inside
 
@@ -240,6 +252,7 @@ class Application:
     def _raise_again(self, failure: Failure) -> Failure:
         error = failure.value
         assert error is not None  # noqa: S101 - it is the function's
+        self._raised = error
         if self.failing.stopping or (isinstance(error, Exception) and not isinstance(error, CancelledError)):
             return failure
         raise RuntimeError(f"the function raised {describe_error(error)}") from error

@@ -12,6 +12,7 @@ import attrs
 from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 
+from replication.deferreds import start_alone
 from replication.follower.stream import StreamFollower
 from replication.streams.cursor import Apply, Reset
 from replication.streams.merge import ApplyMerged, merge
@@ -176,7 +177,7 @@ class MergingFollower(StreamFollower):
             self._confirmed.add(writer)
             return
         self._confirmed, self._went_back_to = {writer}, to
-        Deferred.fromCoroutine(self._end_wait_for_positions())
+        start_alone(self._end_wait_for_positions())
 
     async def _end_wait_for_positions(self) -> None:
         all_linked = False

@@ -24,7 +24,6 @@ from replication.follower.left_out import LeftOutRanges
 from replication.follower.one_writer import not_applied
 from replication.follower.relay import Relay, make_cursor
 from replication.follower.transaction_size import TransactionSize
-from replication.logs import OF_APPLICATION
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens
@@ -380,10 +379,10 @@ class StreamFollower:
         if not known or failing.found_now(writer):
             cure = failing.cure(writer)
             self.log.error("{text}; next attempt in {delay:.2f} s{cure}", text=text, delay=delay, cure=cure)
-        if self._traced.get(writer) != reason and not isinstance(error, ReplicationError):
-            self._traced[writer] = reason
-            who = "following" if self.application.function is None else OF_APPLICATION + " for"
-            self.log.failure(who + " {stream} raised", stream=self.name)
+        origin = self.application.origin(error)
+        if self._traced.get(writer) != origin + reason and not isinstance(error, ReplicationError):
+            self._traced[writer] = origin + reason
+            self.log.failure(origin + " {stream} raised", stream=self.name)
 
     async def _catch_up(self, writer: InstanceName, step: CatchUp) -> None:
         """Fetch a page of missed facts, and pass it to the cursor; CatchUpError if no source has one."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import DeferredList
 from twisted.logger import Logger
 
-from replication.deferreds import Lifetime, share
+from replication.deferreds import Lifetime, share, start_alone
 from replication.errors import ReplicationError
 from replication.follower.absent_writers import AbsentWriters
 from replication.follower.audit import Audit
@@ -160,11 +160,11 @@ class FollowedStreams:
         for link in self.links:
             if not self._lifetime.ended:
                 link.start()
-        Deferred.fromCoroutine(self._warn_of_unknown_streams())
+        start_alone(self._warn_of_unknown_streams())
         if self.relay is not None:
-            Deferred.fromCoroutine(self._end_patience(self.relay))
-        Deferred.fromCoroutine(self.absent.watch())
-        Deferred.fromCoroutine(look_for_waits(self, self._lifetime))
+            start_alone(self._end_patience(self.relay))
+        start_alone(self.absent.watch())
+        start_alone(look_for_waits(self, self._lifetime))
         PositionReports(
             instance_name=self._instance_name,
             processes=self.missed.over_http,
@@ -234,7 +234,7 @@ class FollowedStreams:
         if self.relay is not None:
             self.relay.announce()
             if link.connections > 1 and not is_redis(link.endpoint):
-                Deferred.fromCoroutine(self._withdraw_unsent(link))
+                start_alone(self._withdraw_unsent(link))
 
     def lost(self, link: IWriterLink) -> None:
         """Drop the incomplete facts of a lost connection; another one to the same writer is followed from now on."""
@@ -259,7 +259,7 @@ class FollowedStreams:
                 self.links.request_positions(InstanceName(writer))  # another connection may be to the writer
             case [Ping.COMPLETE] if self.relay is not None:
                 self.relay.announce()
-                Deferred.fromCoroutine(self._withdraw_unsent(link))
+                start_alone(self._withdraw_unsent(link))
             case [Ping.PARTIAL] | [_, Ping.PARTIAL, Ping.ECHO] if self.relay is not None:
                 self.relay.look_for_others()
 
@@ -288,7 +288,7 @@ class FollowedStreams:
         follower = self._followers.get(command.stream)
         if follower is None:
             follower = self._follower(command.stream)
-            Deferred.fromCoroutine(self._open(follower))
+            start_alone(self._open(follower))
         follower.position_received(link, command, can_go_back=link.can_go_back(command.stream))
 
     async def _open(self, follower: StreamFollower) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from replication.deferreds import Lock
+from replication.deferreds import Lock, start_alone
 from replication.errors import StoreError, UnknownStreamError
 from replication.storage.contract import ended
 
@@ -160,7 +160,7 @@ class CallGroup(Generic[_Item, _Result]):
         done: Deferred[_Result] = Deferred()
         self._waiting.append((item, done))
         if len(self._waiting) == 1:
-            Deferred.fromCoroutine(self._call_once())
+            start_alone(self._call_once())
         return done
 
     async def _call_once(self) -> None:
@@ -177,7 +177,7 @@ class CallGroup(Generic[_Item, _Result]):
             alone = not self._waiting
             self._waiting[:0] = group[len(results) :]
             if alone:
-                Deferred.fromCoroutine(self._call_once())
+                start_alone(self._call_once())
         self._lock.release()
         for (_, done), result in zip(group, results, strict=False):
             if isinstance(result, BaseException):

@@ -14,7 +14,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from replication.deferreds import Lock, share
+from replication.deferreds import Lock, share, start_alone
 from replication.errors import RoomError
 from replication.rooms.event import MAX_OWN_PREV_EVENTS, MEMBER, Event, StateKey
 from replication.rooms.graph import CHUNK, Rules, persist, recalculate
@@ -112,7 +112,7 @@ class Rooms:
         task = _Task(room_id, parsed, backfilled)
         self._waiting.append(task)
         if not self._working:
-            Deferred.fromCoroutine(self._work())
+            start_alone(self._work())
         return await share(task.done)
 
     async def recalculate(self, room_id: str) -> None:

@@ -341,6 +341,23 @@ class ApplyTests(ApplyCase):
         self.assertEqual((self.stored_position(), self.state()), (3, "live"))
         self.assertEqual(self.follower.failures, 3)
 
+    def test_without_memory_the_process_ends_unless_the_function_has_requested_it(self) -> None:
+        """The error may come after COMMIT: then the position has moved, and each further attempt failed."""
+
+        async def commit(*_: object) -> None:
+            raise MemoryError
+
+        self.error = MemoryError()
+        with logged() as messages:
+            self.rows(fact(2))
+        self.assertIn("the application's function for orders raised", messages)
+        self.error = None
+        with patch.object(type(self.store.transaction()), "commit", commit), logged() as messages:
+            self.process.clock.advance(0.25)
+            self.process.clock.advance(0.5)
+        self.assertIn("following orders raised", messages)
+        self.flushLoggedErrors(MemoryError)
+
     def test_the_delay_between_attempts_doubles_up_to_ten_seconds(self) -> None:
         self.error = ValueError("no")
         with logged():
