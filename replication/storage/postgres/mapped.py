@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
 
 _IS_ARRAY: Final = "SELECT oid::bigint, typcategory = 'A' FROM pg_type WHERE oid = ANY(%s::oid[])"
-# Types with times that a session writes in its own time zone, unless that is UTC; the times may lie deep inside.
+# Types with a text that depends on the session's settings; the part that does so may lie deep inside.
 # PostgreSQL 13 has no column rngmultitypid; read from JSON, it is NULL there.
-_ZONED: Final = (
+_OF_SESSION: Final = (
     "WITH RECURSIVE inside (whole, part) AS (SELECT oid, oid FROM pg_type WHERE oid = ANY(%s::oid[]) "
     "UNION SELECT whole, next.part FROM inside JOIN ("
     "SELECT oid AS outer_type, typelem AS part FROM pg_type WHERE typcategory = 'A' "
@@ -42,9 +42,22 @@ _ZONED: Final = (
     "UNION ALL SELECT rngtypid, rngsubtype FROM pg_range "
     "UNION ALL SELECT (to_jsonb(pg_range) ->> 'rngmultitypid')::oid, rngtypid FROM pg_range"
     ") AS next ON outer_type = inside.part) "
-    "SELECT format_type(whole, NULL), current_setting('TimeZone') FROM inside WHERE part = 'timestamptz'::regtype "
-    "AND whole <> part AND current_setting('TimeZone') NOT IN ('UTC', 'Etc/UTC', 'GMT', 'Etc/GMT') LIMIT 1"
+    "SELECT kind, setting, current_setting(setting) FROM ("
+    "SELECT format_type(whole, NULL) AS kind, CASE part WHEN 'timestamptz'::regtype THEN 'TimeZone' "
+    "WHEN 'money'::regtype THEN 'lc_monetary' ELSE 'search_path' END AS setting FROM inside "
+    "WHERE part = 'timestamptz'::regtype AND whole <> part "
+    "AND current_setting('TimeZone') NOT IN ('UTC', 'Etc/UTC', 'GMT', 'Etc/GMT') "
+    "OR part = 'money'::regtype AND current_setting('lc_monetary') NOT IN ('C', 'POSIX') "
+    "OR part = ANY('{regclass, regcollation, regconfig, regdictionary, regoper, regoperator, regproc, regprocedure, "
+    "regtype}'::regtype[]::oid[])) AS found"
 )
+_CURES: Final = {
+    "TimeZone": "has times in the session's time zone, {!r}: set UTC for every user that writes or reads the stream "
+    "(ALTER ROLE … SET TimeZone = 'UTC')",
+    "lc_monetary": "has amounts in the form of the session's lc_monetary, {!r}: let the column be numeric; or set C "
+    "for every user that writes or reads the stream (ALTER ROLE … SET lc_monetary = 'C')",
+    "search_path": "has names in a form that depends on the session's search_path: let the column be text or oid",
+}
 # An index on the ID; a partial index will do for a stream with ``where``.
 _INDEXES: Final = (
     "SELECT true FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
@@ -205,17 +218,13 @@ class MappedTable(MappedRows[PostgresSession]):
 def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[int, bool]]:
     """Return type, and whether it is an array, of each column after the first.
 
-    SchemaError if the first is no ID, or if a column's text depends on the session's time zone, which is not UTC.
+    SchemaError if the first is no ID, or if a column's text depends on the session's settings.
     """
     place, *codes = session.types_of(sql)
     if place not in _INTEGERS:
         raise SchemaError(f"column {id_column!r} is not an integer")
-    if found := session.run(_ZONED, (codes,)):
-        kind, zone = found[0]
-        raise SchemaError(
-            f"a column of the type {kind!r} has times in the session's time zone, {zone!r}: set UTC for every user "
-            "that writes or reads the stream (ALTER ROLE … SET TimeZone = 'UTC')"
-        )
+    for kind, setting, value in session.run(_OF_SESSION, (codes,)):
+        raise SchemaError(f"a column of the type {kind!r} {_CURES[setting].format(value)}")
     arrays = dict(session.run(_IS_ARRAY, (codes,)))
     return [(code, arrays[code]) for code in codes]
 
