@@ -19,7 +19,7 @@ from replication.storage.mapped import MappedRows
 from replication.storage.names import quoted
 from replication.storage.pages import Rows, cut_rows
 from replication.storage.postgres.checks import has_default_id, has_pair, warnings_about
-from replication.storage.postgres.generic import COLUMNS, KIND
+from replication.storage.postgres.generic import COLUMNS, KIND, Table
 from replication.storage.postgres.session import PostgresSession, is_refusal
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
@@ -65,13 +65,20 @@ _INDEXES: Final = (
 )
 # The sequence of a column: of an identity, or of a DEFAULT.
 _SEQUENCE: Final = (
-    "SELECT used.oid::regclass::text FROM pg_attribute JOIN pg_depend ON "
+    "SELECT used.oid FROM pg_attribute JOIN pg_depend ON "
     "refobjid = attrelid AND refobjsubid = attnum AND deptype = 'i' JOIN pg_class AS used ON used.oid = objid "
-    "WHERE attrelid = to_regclass(%s) AND attname = %s AND used.relkind = 'S' UNION ALL "
-    "SELECT used.oid::regclass::text FROM pg_attribute JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum "
+    "WHERE attrelid = to_regclass({0}) AND attname = {1} AND used.relkind = 'S' UNION ALL "
+    "SELECT used.oid FROM pg_attribute JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum "
     "JOIN pg_depend ON classid = 'pg_attrdef'::regclass AND objid = pg_attrdef.oid "
     "JOIN pg_class AS used ON used.oid = refobjid AND used.relkind = 'S' "
-    "WHERE attrelid = to_regclass(%s) AND attname = %s LIMIT 1"
+    "WHERE attrelid = to_regclass({0}) AND attname = {1} LIMIT 1"
+)
+_SEQUENCE_OF: Final = f"SELECT ({_SEQUENCE.format('%s', '%s')})::regclass::text"
+_OTHER_SEQUENCES: Final = (
+    "SELECT place - 1, found::regclass::text FROM ("
+    f"SELECT place, sequence, ({_SEQUENCE.format('given.name', 'given.of')}) AS found "
+    "FROM unnest(%s::text[], %s::text[], %s::text[]) WITH ORDINALITY AS given (name, of, sequence, place)"
+    ") AS found WHERE found IS NOT NULL AND found IS DISTINCT FROM to_regclass(sequence)"
 )
 
 JSON_TYPES: Final = frozenset((types["json"].oid, types["jsonb"].oid))
@@ -231,7 +238,20 @@ def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[i
 
 def sequence_of(session: PostgresSession, table: str, column: str) -> str | None:
     """Return the sequence of a column of a table, quoted; None if it is unknown."""
-    return next((found for (found,) in session.run(_SEQUENCE, (table, column) * 2)), None)
+    ((found,),) = session.run(_SEQUENCE_OF, (table, column) * 2)
+    return None if found is None else str(found)
+
+
+def other_sequences(session: PostgresSession, tables: Sequence[Table]) -> dict[Table, str]:
+    """Return the tables whose ID column has another sequence than at their declaration, and that sequence, quoted."""
+    asked = [
+        (table, quoted(name), column, table.sequence)
+        for table in tables
+        if isinstance(table, MappedTable) and table.default_id is not None
+        for name, column in [table.default_id]
+    ]
+    columns = [[each[place] for each in asked] for place in (1, 2, 3)]
+    return {asked[place][0]: found for place, found in session.ask(_OTHER_SEQUENCES, columns)} if asked else {}
 
 
 def has_index(session: PostgresSession, table: str, column: str, *, partial: bool) -> bool:
