@@ -174,7 +174,10 @@ class StreamDefinition:
     def _check_names(self, *names: str) -> None:
         for name in names:
             if _COLUMN.fullmatch(name) is None:
-                raise ConfigError(f"stream {self.name!r}: {name!r} is not the plain name of a table or column")
+                raise ConfigError(
+                    f"stream {self.name!r}: {name!r} is not the plain name of a table or column: use letters, digits "
+                    "and '_', a letter first; PostgreSQL finds its schema by search_path"
+                )
 
     def sources(self, dialect: Dialect) -> Sequence[SourceTable]:
         """Return the tables of a joined stream that a database of this kind has."""

@@ -19,7 +19,7 @@ from replication.storage.mapped import MappedRows
 from replication.storage.names import quoted
 from replication.storage.pages import Rows, cut_rows
 from replication.storage.postgres.checks import has_default_id, has_pair, warnings_about
-from replication.storage.postgres.generic import COLUMNS, KIND
+from replication.storage.postgres.generic import COLUMNS, KIND, Table
 from replication.storage.postgres.session import PostgresSession, is_refusal
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
 
 _IS_ARRAY: Final = "SELECT oid::bigint, typcategory = 'A' FROM pg_type WHERE oid = ANY(%s::oid[])"
-# Types with times that a session writes in its own time zone, unless that is UTC; the times may lie deep inside.
+# Types with a text that depends on the session's settings; the part that does so may lie deep inside.
 # PostgreSQL 13 has no column rngmultitypid; read from JSON, it is NULL there.
-_ZONED: Final = (
+_OF_SESSION: Final = (
     "WITH RECURSIVE inside (whole, part) AS (SELECT oid, oid FROM pg_type WHERE oid = ANY(%s::oid[]) "
     "UNION SELECT whole, next.part FROM inside JOIN ("
     "SELECT oid AS outer_type, typelem AS part FROM pg_type WHERE typcategory = 'A' "
@@ -42,9 +42,22 @@ _ZONED: Final = (
     "UNION ALL SELECT rngtypid, rngsubtype FROM pg_range "
     "UNION ALL SELECT (to_jsonb(pg_range) ->> 'rngmultitypid')::oid, rngtypid FROM pg_range"
     ") AS next ON outer_type = inside.part) "
-    "SELECT format_type(whole, NULL), current_setting('TimeZone') FROM inside WHERE part = 'timestamptz'::regtype "
-    "AND whole <> part AND current_setting('TimeZone') NOT IN ('UTC', 'Etc/UTC', 'GMT', 'Etc/GMT') LIMIT 1"
+    "SELECT kind, setting, current_setting(setting) FROM ("
+    "SELECT format_type(whole, NULL) AS kind, CASE part WHEN 'timestamptz'::regtype THEN 'TimeZone' "
+    "WHEN 'money'::regtype THEN 'lc_monetary' ELSE 'search_path' END AS setting FROM inside "
+    "WHERE part = 'timestamptz'::regtype AND whole <> part "
+    "AND current_setting('TimeZone') NOT IN ('UTC', 'Etc/UTC', 'GMT', 'Etc/GMT') "
+    "OR part = 'money'::regtype AND current_setting('lc_monetary') NOT IN ('C', 'POSIX') "
+    "OR part = ANY('{regclass, regcollation, regconfig, regdictionary, regoper, regoperator, regproc, regprocedure, "
+    "regtype}'::regtype[]::oid[])) AS found"
 )
+_CURES: Final = {
+    "TimeZone": "has times in the session's time zone, {!r}: set UTC for every user that writes or reads the stream "
+    "(ALTER ROLE … SET TimeZone = 'UTC')",
+    "lc_monetary": "has amounts in the form of the session's lc_monetary, {!r}: let the column be numeric; or set C "
+    "for every user that writes or reads the stream (ALTER ROLE … SET lc_monetary = 'C')",
+    "search_path": "has names in a form that depends on the session's search_path: let the column be text or oid",
+}
 # An index on the ID; a partial index will do for a stream with ``where``.
 _INDEXES: Final = (
     "SELECT true FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
@@ -52,13 +65,20 @@ _INDEXES: Final = (
 )
 # The sequence of a column: of an identity, or of a DEFAULT.
 _SEQUENCE: Final = (
-    "SELECT used.oid::regclass::text FROM pg_attribute JOIN pg_depend ON "
+    "SELECT used.oid FROM pg_attribute JOIN pg_depend ON "
     "refobjid = attrelid AND refobjsubid = attnum AND deptype = 'i' JOIN pg_class AS used ON used.oid = objid "
-    "WHERE attrelid = to_regclass(%s) AND attname = %s AND used.relkind = 'S' UNION ALL "
-    "SELECT used.oid::regclass::text FROM pg_attribute JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum "
+    "WHERE attrelid = to_regclass({0}) AND attname = {1} AND used.relkind = 'S' UNION ALL "
+    "SELECT used.oid FROM pg_attribute JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum "
     "JOIN pg_depend ON classid = 'pg_attrdef'::regclass AND objid = pg_attrdef.oid "
     "JOIN pg_class AS used ON used.oid = refobjid AND used.relkind = 'S' "
-    "WHERE attrelid = to_regclass(%s) AND attname = %s LIMIT 1"
+    "WHERE attrelid = to_regclass({0}) AND attname = {1} LIMIT 1"
+)
+_SEQUENCE_OF: Final = f"SELECT ({_SEQUENCE.format('%s', '%s')})::regclass::text"
+_OTHER_SEQUENCES: Final = (
+    "SELECT place - 1, found::regclass::text FROM ("
+    f"SELECT place, sequence, ({_SEQUENCE.format('given.name', 'given.of')}) AS found "
+    "FROM unnest(%s::text[], %s::text[], %s::text[]) WITH ORDINALITY AS given (name, of, sequence, place)"
+    ") AS found WHERE found IS NOT NULL AND found IS DISTINCT FROM to_regclass(sequence)"
 )
 
 JSON_TYPES: Final = frozenset((types["json"].oid, types["jsonb"].oid))
@@ -205,24 +225,33 @@ class MappedTable(MappedRows[PostgresSession]):
 def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[int, bool]]:
     """Return type, and whether it is an array, of each column after the first.
 
-    SchemaError if the first is no ID, or if a column's text depends on the session's time zone, which is not UTC.
+    SchemaError if the first is no ID, or if a column's text depends on the session's settings.
     """
     place, *codes = session.types_of(sql)
     if place not in _INTEGERS:
         raise SchemaError(f"column {id_column!r} is not an integer")
-    if found := session.run(_ZONED, (codes,)):
-        kind, zone = found[0]
-        raise SchemaError(
-            f"a column of the type {kind!r} has times in the session's time zone, {zone!r}: set UTC for every user "
-            "that writes or reads the stream (ALTER ROLE … SET TimeZone = 'UTC')"
-        )
+    for kind, setting, value in session.run(_OF_SESSION, (codes,)):
+        raise SchemaError(f"a column of the type {kind!r} {_CURES[setting].format(value)}")
     arrays = dict(session.run(_IS_ARRAY, (codes,)))
     return [(code, arrays[code]) for code in codes]
 
 
 def sequence_of(session: PostgresSession, table: str, column: str) -> str | None:
     """Return the sequence of a column of a table, quoted; None if it is unknown."""
-    return next((found for (found,) in session.run(_SEQUENCE, (table, column) * 2)), None)
+    ((found,),) = session.run(_SEQUENCE_OF, (table, column) * 2)
+    return None if found is None else str(found)
+
+
+def other_sequences(session: PostgresSession, tables: Sequence[Table]) -> dict[Table, str]:
+    """Return the tables whose ID column has another sequence than at their declaration, and that sequence, quoted."""
+    asked = [
+        (table, quoted(name), column, table.sequence)
+        for table in tables
+        if isinstance(table, MappedTable) and table.default_id is not None
+        for name, column in [table.default_id]
+    ]
+    columns = [[each[place] for each in asked] for place in (1, 2, 3)]
+    return {asked[place][0]: found for place, found in session.ask(_OTHER_SEQUENCES, columns)} if asked else {}
 
 
 def has_index(session: PostgresSession, table: str, column: str, *, partial: bool) -> bool:

@@ -17,6 +17,7 @@ from replication.errors import SchemaError, StoreError
 from replication.storage.names import quoted
 from replication.storage.postgres.checks import literal, poll_rows, short_read
 from replication.storage.postgres.ids import check_sequence, move_forward
+from replication.storage.postgres.mapped import other_sequences
 from replication.storage.postgres.transaction_id_trigger import ASSIGN_IDS_FIRST
 from replication.storage.postgres.truncations import get_reused, put_reused
 from replication.streams.horizon import WAITS, Holder, SequenceHorizon, SequenceSnapshot
@@ -94,6 +95,7 @@ class _Watched:
 
     ``files`` are those of the sequence and of the tables, None before the first poll.  ``options`` are the sequence's.
     If its file has changed, it is ``unchecked`` until these were checked; ``unfit`` is why it cannot be used.
+    ``other`` is the sequence that the ID column has instead, if any.
 
     After TRUNCATE … RESTART IDENTITY, ``reused`` is the ID up to which IDs were published and may have been allocated
     again; else 0.  ``stored_reused`` is what the database has of it.  ``has_reused``: rows have such IDs, so the
@@ -114,6 +116,7 @@ class _Watched:
         self.options = ""
         self.unchecked = False
         self.unfit: str | None = None
+        self.other: str | None = None
         self.emptied_in = -1  # the number of the poll that found another file of a table
         self.reused = self.stored_reused = Token(0)
         self.has_reused = False
@@ -149,7 +152,7 @@ class _Watched:
             last_value is not None
             and (last_value, last_value) == published
             and last_value == self.horizon.last_value
-            and not (self.missing or self.has_reused or self.unchecked or self.unfit or self.state.error)
+            and not (self.missing or self.has_reused or self.unchecked or self.unfit or self.other or self.state.error)
         )
 
 
@@ -242,10 +245,12 @@ class PostgresWatch:
                 each.has_reused = each.reused > 0  # until its rows are read, below
             self._read_options(self._watched)
         self._polls += 1
-        files = iter(table_files)
+        files, changed = iter(table_files), [each for each in self._watched if each.missing]
         for each, last, sequence_file in zip(self._watched, last_values, sequence_files, strict=True):
             found = sequence_file, [next(files) for _ in each.sources]
             restarted, has_new_file = each.find_restart(found, self._polls)
+            if restarted or has_new_file:
+                changed.append(each)
             each.unchecked = each.unchecked or restarted
             if each.unchecked:
                 self._check_options(each)
@@ -264,6 +269,12 @@ class PostgresWatch:
                 each.stored_reused = each.reused
             if has_new_file or each.has_reused or (each.reused and (restarted or checks)):
                 self._look_for_rows(each, may_lack=has_new_file)
+        self._find_other_sequences(self._watched if checks else changed)
+
+    def _find_other_sequences(self, watched: Sequence[_Watched]) -> None:
+        others = other_sequences(self.session, [each.table for each in watched])
+        for each in watched:
+            each.other = others.get(each.table)
 
     def _read_options(self, watched: Sequence[_Watched]) -> bool:
         """Read the options of sequences; return whether one of them has changed."""
@@ -387,7 +398,7 @@ class PostgresWatch:
             )
             move_forward(self.session, watched.sequence, settled)
             return False
-        return not (watched.missing or watched.unchecked or watched.unfit)
+        return not (watched.missing or watched.unchecked or watched.unfit or watched.other)
 
     def _state(self, watched: _Watched, now: float) -> SequenceState:
         horizon = watched.horizon
@@ -398,9 +409,21 @@ class PostgresWatch:
             prepared = [each.transaction for each in horizon.blockers if each.session is None]
             blockers = [text for _, text in self.session.ask(BLOCKERS, (sessions, prepared))]
         error = f"there is no sequence {watched.sequence}, or no reading it" if watched.missing else watched.unfit
+        if watched.other is not None:
+            error = _other_sequence(watched, watched.other)
         if watched.has_reused:
             error = _reused_ids(watched)
         return SequenceState(watched.durable, horizon.last_value or Token(0), waits, blockers, error)
+
+
+def _other_sequence(watched: _Watched, other: str) -> str:
+    """Return the error for an ID column that has another sequence, with the cure."""
+    name, column = map(quoted, watched.table.default_id or ("", ""))
+    return (
+        f"column {column} of table {name} takes its IDs from {other} now, not from {watched.sequence}: restart this "
+        f"process; rows that were inserted since then with IDs up to {watched.durable or 0} are published only if they "
+        "get new IDs after that"
+    )
 
 
 def _reused_ids(watched: _Watched) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import ISequence
 
 EVENTS = StreamName("events")
+PRICED = ["value", "prices"]  # columns
 
 
 class UsesMapped(OnPostgres):
@@ -134,6 +135,29 @@ class ReadTests(UsesMapped, SynchronousTestCase):
             self.assertIn("has times in the session's time zone, 'Asia/Kathmandu'", message)
         self.configure("TimeZone", "UTC")
         self.wait(self.source().declare(*streams))
+
+    def test_amounts_in_the_form_of_the_session_are_refused_unless_that_is_the_form_of_c(self) -> None:
+        self.sql("CREATE DOMAIN price AS money")
+        self.sql("CREATE TABLE typed (id bigint PRIMARY KEY, value money, prices price[])")
+        self.sql("INSERT INTO typed VALUES (2, 1234.5, '{1,2}')")
+        streams = [StreamDefinition(f"s{n}", table="typed", id_column="id", row=[c]) for n, c in enumerate(PRICED)]
+        self.configure("lc_monetary", "C.utf8")
+        for each in streams:
+            message = str(self.assertRaises(SchemaError, self.wait, self.source().declare(each)))
+            self.assertTrue(message.endswith("(ALTER ROLE … SET lc_monetary = 'C')"), message)
+        self.configure("lc_monetary", "C")
+        source = self.source()
+        self.wait(source.declare(*streams))
+        pages = [self.wait(source.facts(each.name, ME, after=Token(0), upto=Token(5), limit=9)) for each in streams]
+        self.assertEqual([page.facts[0].texts for page in pages], [('["$1,234.50"]',), ('[["$1.00","$2.00"]]',)])
+
+    def test_names_in_the_form_of_the_session_are_refused(self) -> None:
+        self.sql("CREATE TYPE kept AS (name regtype)")
+        for kind in ("regclass", "regproc[]", "kept"):
+            self.sql(f"CREATE TABLE named (id bigint PRIMARY KEY, value {kind})")
+            message = str(self.assertRaises(SchemaError, self.map_events, table="named", row=["value"]))
+            self.assertIn(f"the type '{kind}' has names in a form that depends on the session's search_path", message)
+            self.sql("DROP TABLE named")
 
     def test_rows_of_one_id_are_a_fact_in_the_order_in_which_they_lie_there(self) -> None:
         self.map_events()

@@ -134,4 +134,4 @@ class RowsAboveTests(UsesWatch, SynchronousTestCase):
 
         session.run = count  # type: ignore[method-assign]
         self.later()
-        self.assertEqual(len(asked), 2, asked)
+        self.assertEqual(len(asked), 3, asked)

@@ -356,6 +356,27 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
         self.assertEqual((self.poll_for_long(), self.error()), ((41, 41), None))
         self.assertEqual([each.execute(INSERT).fetchall() for each in (one, other)], [[(42,)], [(43,)]])
 
+    def test_a_column_that_gets_another_sequence_stops_the_stream(self) -> None:
+        self.sql(INSERT)
+        self.poll(3)
+        self.sql("CREATE SEQUENCE other START 9")
+        self.sql("ALTER TABLE events ALTER id SET DEFAULT nextval('other')")
+        self.sql(INSERT)
+        self.poll()
+        self.store._watches[-1].connection._check_at = 0.0
+        self.assertIn('"id" of table "events" takes its IDs from other now', self.error() or "")
+        self.sql("ALTER TABLE events ALTER id SET DEFAULT nextval('events_id_seq')")
+        self.store._watches[-1].connection._check_at = 0.0
+        self.assertEqual((self.error(), self.poll_for_long()), (None, (2, 2)))
+
+    def test_a_table_in_the_place_of_another_one_stops_the_stream_if_its_ids_begin_anew(self) -> None:
+        self.sql(INSERT)
+        self.poll(3)
+        self.sql("ALTER TABLE events RENAME TO old; CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
+        error = self.error() or ""
+        self.assertIn("from events_id_seq1 now, not from events_id_seq: restart this process", error)
+        self.assertIn("inserted since then with IDs up to 2 are published only if", error)
+
     def test_reused_ids_of_a_partitioned_table_stop_the_stream(self) -> None:
         for rows in (2, 6):
             with self.subTest(rows=rows):
@@ -383,7 +404,10 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
     def test_a_missing_sequence_is_an_error_until_it_exists_again(self) -> None:
         self.sql("ALTER SEQUENCE events_id_seq RENAME TO away")
         self.assertEqual(self.poll(3), (1, 1))
+        self.assertIn("takes its IDs from away now, not from events_id_seq: restart this process", self.error() or "")
+        self.sql("ALTER TABLE events ALTER id DROP DEFAULT")
         self.assertEqual(self.error(), "there is no sequence events_id_seq, or no reading it")
+        self.sql("ALTER TABLE events ALTER id SET DEFAULT nextval('away')")
         self.sql("ALTER SEQUENCE away RENAME TO events_id_seq")
         self.sql(INSERT)
         self.assertEqual(self.poll(3), (2, 2))
