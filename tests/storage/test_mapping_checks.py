@@ -41,6 +41,14 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         message = check(self.url, [EVENTS])[0].error or ""
         self.assertIn("of stream 'events' does not hand out IDs in ascending order: ALTER SEQUENCE", message)
 
+    def test_a_descending_sequence_of_a_stream_that_counts_down_is_reported_with_the_default_that_it_needs(
+        self,
+    ) -> None:
+        self.sql("CREATE SEQUENCE downwards INCREMENT -1")
+        self.sql("CREATE TABLE events (id bigint PRIMARY KEY DEFAULT nextval('downwards'), name text)")
+        message = check(self.url, [StreamDefinition("events", **options_of(EVENTS), negative=True)])[0].error or ""
+        self.assertIn("let the DEFAULT be -nextval('NAME')", message)
+
     def test_a_policy_that_hides_rows_is_reported_before_a_master_starts(self) -> None:
         self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
         self.sql("ALTER TABLE events ENABLE ROW LEVEL SECURITY")

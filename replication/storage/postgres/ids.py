@@ -257,10 +257,12 @@ def check_sequence(session: PostgresSession, table: Table) -> int | None:
         raise SchemaError(f"{sequence} is not a sequence, but stream {name!r} needs a sequence of that name: rename it")
     ((increment, cache, cycles, lacking, user),) = kind
     if increment < 1 or cache != 1 or cycles:
-        raise SchemaError(
-            f"sequence {sequence} of stream {name!r} does not hand out IDs in ascending order: "
-            f"ALTER SEQUENCE {sequence} INCREMENT 1 CACHE 1 NO CYCLE"
-        )
+        cure = f"ALTER SEQUENCE {sequence} INCREMENT 1 CACHE 1 NO CYCLE"
+        if increment < 1 and table.definition.negative:
+            cure = (
+                "name another one, which begins above all IDs without their signs; let the DEFAULT be -nextval('NAME')"
+            )
+        raise SchemaError(f"sequence {sequence} of stream {name!r} does not hand out IDs in ascending order: {cure}")
     if lacking:
         raise SchemaError(
             f"sequence {sequence} of stream {name!r} cannot be read and moved forward by {user}: "
