@@ -69,6 +69,7 @@ class PostgresServer(Cluster):
             fsync="on" if fsync else "off",
             max_connections=60,
             log_line_prefix="%t %p %a ",
+            password_encryption="scram-sha-256",  # PostgreSQL 13 has another default
             deadlock_timeout="50ms",  # seconds pass before the default looks
             **settings,
         )
@@ -92,6 +93,16 @@ class PostgresServer(Cluster):
     def log(self) -> str:
         """What the server has logged."""
         return (self.folder / "log").read_text()
+
+    def end_sessions(self, which: str, *parameters: object, database: str = "postgres") -> None:
+        """End the sessions of the ``pid`` that ``SELECT pid {which}`` returns, and wait until they have ended.
+
+        PostgreSQL 13 has no pg_terminate_backend() that waits.
+        """
+        found = self.sql(f"SELECT pid, pg_terminate_backend(pid) {which}", *parameters, database=database)
+        pids = [pid for pid, _ in found]
+        left = "SELECT pid FROM pg_stat_activity WHERE pid = ANY(%s)"
+        until(lambda: not pids or not self.sql(left, pids), "the sessions have ended")
 
     @contextmanager
     def standby(self) -> Iterator[PostgresServer]:
@@ -145,8 +156,8 @@ class PostgresServer(Cluster):
         """
         if self._used:
             name = self._used.pop()
-            users = f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
-            self.sql(f"{users}; ALTER DATABASE {name} RESET ALL")
+            self.end_sessions("FROM pg_stat_activity WHERE datname = %s", name)
+            self.sql(f"ALTER DATABASE {name} RESET ALL")
             schema = "DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC"
             self.sql(schema, database=name)
         else:

@@ -165,7 +165,7 @@ class Doubts:
             return after
         place, count = applied
         found = await self._count(self._stream, writer, theirs, after=place, upto=after)
-        return after if found is None or found >= count else since
+        return after if found is None or found == count else since
 
     async def _applied(self, writer: InstanceName, after: Token, upto: Token) -> tuple[Token, int] | None:
         if self._copies is None:

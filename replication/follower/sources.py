@@ -73,8 +73,9 @@ class DatabaseCatchUp:
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return facts up to the position of the writer in this database, which may be below ``upto``.
 
-        In the tables of an application the facts up to ``upto`` are complete, because the writer has published that
-        position.  StoreError: the database cannot be read, or lacks the stream.
+        For tables of an application, it is the stored one: a former primary or a backup lacks rows above it.  There is
+        none without a history, as in the database of another program.  StoreError: the database cannot be read, or
+        lacks the stream.
         """
         with self._used():
             return await self._facts(stream, writer, after=after, upto=upto, limit=limit)
@@ -83,6 +84,11 @@ class DatabaseCatchUp:
         await self._declare(stream)
         if stream in self._mapped:
             end = min(upto, Token(after + MOST_IDS))
+            if stream not in self.foreign and await self._store.history(stream, writer):
+                stored = (await self._store.stored_positions()).get(stream, {})
+                end = min(end, Token(abs(stored.get(writer, 0))))
+                if end <= after:
+                    return Page([], after, limited=True)
             page = await self._store.facts(stream, writer, after=after, upto=end, limit=limit)
             if stream in self.foreign and end > FIRST and (not page.facts or end - after > FEW_IDS):
                 await self.stored_positions()

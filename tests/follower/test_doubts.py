@@ -100,6 +100,17 @@ class CopyTests(DoubtsCase):
     def tokens(self) -> list[int]:
         return sorted(self.store._streams[ORDERS].facts)
 
+    def test_a_copy_goes_back_if_an_external_writer_has_used_ids_of_a_lost_position(self) -> None:
+        """It received 8 without facts 7 and 8, which were rolled back; new rows have these IDs."""
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 7)))
+        self.at(6, 8)
+        self.follower.connection_lost("link")
+        self.found = 4
+        self.process.pages = [Page([*map(fact, range(5, 10))], Token(9), limited=False)]
+        self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
+        self.assertEqual((self.counted, self.tokens()), ([(4, 8)], [*range(2, 10)]))
+
     def test_a_copy_goes_back_if_the_writer_has_fewer_facts(self) -> None:
         self.follow_to_eight()
         self.found = 3
@@ -189,6 +200,17 @@ class FunctionTests(DoubtsCase):
         self.process.pages = [Page([*map(fact, (5, 7, 8, 9))], Token(9), limited=False)]
         self.come_back(PROMOTED)
         self.assertEqual((self.counted, self.applied), ([(4, 8)], [2, 3, 4, 5, 7, 8, 9]))
+
+    def test_a_function_receives_rows_that_have_the_ids_of_a_lost_position(self) -> None:
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 5)))
+        self.process.clock.advance(SLOT)
+        self.at(4, 8)
+        self.follower.connection_lost("link")
+        self.found = 2
+        self.process.pages = [Page([fact(7), fact(8), fact(9)], Token(9), limited=False)]
+        self.come_back(PROMOTED)
+        self.assertEqual((self.position(), self.applied), (9, [2, 3, 4, 7, 8, 9]))
 
     def start_again(self) -> None:
         """Start another process on the same store."""

@@ -17,6 +17,7 @@ from replication.follower.sources import IDLE, DatabaseCatchUp, described_stream
 from replication.storage import open_store
 from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.streams.facts import Fact
+from replication.streams.history import Epoch
 from replication.streams.interfaces import Page, Write
 from replication.synapse import since_1_159
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -79,6 +80,27 @@ class DatabaseTests(SynchronousTestCase):
             self.pump.wait(self.source.facts(StreamName("stock"), MASTER, after=Token(0), upto=Token(1), limit=5))
         self.assertEqual(self.path.read_bytes(), before)
         self.assertEqual([each.name for each in self.path.parent.iterdir()], [self.path.name])
+
+    def test_a_former_primary_or_a_backup_of_a_mapped_table_is_read_up_to_its_stored_position(self) -> None:
+        """The facts above it are not rolled back: the database lacks them."""
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY AUTOINCREMENT, item)")
+            database.execute("INSERT INTO orders VALUES (2, 'a'), (4, 'b')")
+            database.commit()
+        definition = StreamDefinition("orders", table="orders", row=["item"])
+
+        async def work() -> None:
+            store = open_store(self.url, self.pump)
+            await store.open()
+            await store.declare(definition)
+            await store.transaction().commit([Write(ORDERS, MASTER, Token(4))])
+            await store.store_histories(MASTER, {ORDERS: [Epoch("a", Token(1), Token(1))]})
+            await store.close()
+
+        self.pump.wait(work())
+        self.source = DatabaseCatchUp(self.url, self.pump, [definition])
+        self.assertEqual(self.ask(0, 9), ([Fact(Token(2), ('["a"]',)), Fact(Token(4), ('["b"]',))], 4))
+        self.assertEqual(self.ask(4, 9), ([], 4))
 
     def test_only_the_tables_of_the_same_kind_of_database_are_read(self) -> None:
         """A definition may be of SQLite or of PostgreSQL only, as a whole or in some of its tables."""

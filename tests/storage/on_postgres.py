@@ -54,9 +54,7 @@ class HasDatabase(_Case):
 
     def end_sessions(self) -> None:
         """End all present sessions of this database."""
-        ended = self.sql(f"SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OTHERS}")
-        left = "SELECT pid FROM pg_stat_activity WHERE pid = ANY(%s)"
-        until(lambda: not self.sql(left, [pid for pid, _ in ended]), "they have ended")
+        self.server.end_sessions(f"FROM pg_stat_activity WHERE {OTHERS}", database=self.database)
 
     def at_each(self, table: str, statement: str, *, deferred: bool = False) -> None:
         """Run PL/pgSQL for each row inserted into a table; with ``deferred``, at COMMIT."""

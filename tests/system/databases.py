@@ -77,8 +77,7 @@ class PostgresDatabase:
     def _copy(self, source: str, target: str) -> None:
         self.server.sql(f"DROP DATABASE IF EXISTS {target} WITH (FORCE)")
         self.server.sql(f"ALTER DATABASE {source} ALLOW_CONNECTIONS false")
-        users = f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{source}'"
-        self.server.sql(users)
+        self.server.end_sessions("FROM pg_stat_activity WHERE datname = %s", source)
         self.server.sql(f"CREATE DATABASE {target} TEMPLATE {source}")
         self.server.sql(f"ALTER DATABASE {source} ALLOW_CONNECTIONS true")
 

@@ -63,7 +63,7 @@ def test_a_master_that_has_lost_its_name_ends_although_nothing_is_requested_of_i
         with Daemon(tmp_path, "master", *options) as master:
             append(master.address("HTTP"), "orders", [Fact(Token(0), ('["o1"]',))])
             os.kill(master.pid, signal.SIGSTOP)
-            postgres.sql(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{database}'")
+            postgres.end_sessions("FROM pg_stat_activity WHERE datname = %s", database)
             with Daemon(tmp_path, "master", *options, name="second") as second:
                 append(second.address("HTTP"), "orders", [Fact(Token(0), ('["o2"]',))])
             os.kill(master.pid, signal.SIGCONT)

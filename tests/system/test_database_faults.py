@@ -91,7 +91,7 @@ class Pair:
 
     def end_sessions(self) -> None:
         """Let the master begin new sessions, which have the current settings."""
-        self.server.sql(f"SELECT pg_terminate_backend(pid, 60000) {SESSIONS}", self.here)
+        self.server.end_sessions(SESSIONS, self.here)
 
     def configure(self, setting: str, value: str) -> None:
         """Change a setting of new sessions, and let the master begin new ones."""
@@ -161,7 +161,7 @@ def take_all(pair: Pair, taken: list[psycopg.Connection], stack: ExitStack) -> b
         while True:
             taken.append(stack.enter_context(psycopg.connect(pair.server.url(), autocommit=True)))
     except psycopg.OperationalError:
-        end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s"
+        end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
         return not taken[0].execute(end, (pair.here,)).fetchall()
 
 

@@ -93,6 +93,7 @@ _RAISE: Final = "exec_stmt_raise"  # the function of the server that executes RA
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
 _OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -n)"
 _TOO_LARGE: Final = "54000"  # a value has at most a gigabyte
+_TOO_LARGE_WORDS: Final = "invalid memory alloc request size"  # the same in PostgreSQL 13 and 14, an internal error
 _IS_DEFERRABLE: Final = (  # no constraint of this package's tables is
     "SELECT true FROM pg_constraint WHERE conrelid = to_regclass(%s) AND conname = %s AND condeferrable"
 )
@@ -566,7 +567,7 @@ def _message(error: psycopg.Error, address: Address) -> str:
 
 
 def _kind_of(error: psycopg.Error) -> type[StoreError]:
-    if error.sqlstate == _TOO_LARGE:
+    if error.sqlstate == _TOO_LARGE or _TOO_LARGE_WORDS in str(error):
         return TooLargeError
     return ValueRefusedError if _is_of_values(error) else StoreError
 

@@ -274,7 +274,7 @@ class ClaimTests(UsesIds, SynchronousTestCase):
     def end_session_of(self, ids: PostgresIds) -> None:
         """End the session that holds a process's claims."""
         ((pid,),) = ids.session.run("SELECT pg_backend_pid()")
-        self.sql("SELECT pg_terminate_backend(%s, 60000)", pid)
+        self.server.end_sessions("FROM pg_stat_activity WHERE pid = %s", pid)
 
     def test_f17_nothing_is_committed_by_a_process_that_has_lost_its_name(self) -> None:
         """It has allocated IDs before, and its writing session is another than the one with the claim."""

@@ -12,7 +12,7 @@ from replication.storage.postgres import store as postgres_store
 from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.store import PostgresStore
 from replication.wire.grammar import StreamName
-from tests.storage.on_postgres import OTHERS, HasDatabase
+from tests.storage.on_postgres import HasDatabase
 from tests.storage.pump import Pump
 from tests.system.daemons import until
 from tests.writer.cases import DEFINITIONS, ME, ORDERS, Process
@@ -167,7 +167,7 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
         self.patch(postgres_store, "HELD_FOR", 0.0)
         locks = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
         ((pid,),) = self.sql(locks)
-        self.sql("SELECT pg_terminate_backend(%s, 60000)", pid)
+        self.server.end_sessions("FROM pg_stat_activity WHERE pid = %s", pid)
         self.run_in_turn("o1")
         until(lambda: bool(self.sql(locks)), "the name is held again")
         self.assertNotEqual(self.sql(locks), [(pid,)])
@@ -248,7 +248,7 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
 
     def test_nothing_is_stored_by_a_process_whose_name_another_one_has_claimed(self) -> None:
         self.run_in_turn("o1")
-        self.sql(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {OTHERS}")
+        self.end_sessions()
         pump = Pump()
         other = PostgresStore(self.url, pump)
         pump.wait(other.open())

@@ -150,6 +150,6 @@ class PipelineTests(HasDatabase, SynchronousTestCase):
 
     def test_a_session_that_the_server_has_ended_has_its_reason(self) -> None:
         ((pid,),) = self.connection.execute("SELECT pg_backend_pid()")
-        self.sql("SELECT pg_terminate_backend(%s, 60000)", pid)
+        self.server.end_sessions("FROM pg_stat_activity WHERE pid = %s", pid)
         self.assertRaises(psycopg.OperationalError, self.pipeline.run, [("SELECT 1", ())])
         self.assertRaises(psycopg.OperationalError, self.pipeline.run, [("SELECT 1", ())])

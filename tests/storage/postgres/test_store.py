@@ -701,7 +701,7 @@ class ClaimTests(OnPostgres, SynchronousTestCase):
         other = self.other()
         self.assertFalse(self.wait(self.store.take_over(OTHER)))
         exclusive = "FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
-        self.sql(f"SELECT pg_terminate_backend(pid, 60000) {exclusive}")
+        self.server.end_sessions(exclusive, database=self.database)
         until(lambda: self.sql(f"SELECT pid {exclusive}") == [], "it is lost")
         self.assertEqual((self.wait(self.store.take_over(OTHER)), self.claims()), (False, {OTHER: True}))
         self.wait(other.transaction().commit([write(2, facts(2), writer=OTHER)]))
