@@ -41,7 +41,7 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         message = check(self.url, [EVENTS])[0].error or ""
         self.assertIn("of stream 'events' does not hand out IDs in ascending order: ALTER SEQUENCE", message)
 
-    def test_a_descending_sequence_of_a_stream_that_counts_down_is_reported_with_the_default_that_it_needs(
+    def test_a_descending_sequence_of_a_stream_that_counts_down_is_reported_with_its_default(
         self,
     ) -> None:
         self.sql("CREATE SEQUENCE downwards INCREMENT -1")
