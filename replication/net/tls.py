@@ -16,10 +16,10 @@ from zope.interface import implementer
 
 from replication.net.endpoints import split_endpoint
 from replication.net.files import refuse_pipes
-from replication.net.trust import MAX_NAMES, UNKNOWN_AUTHORITY, password_fault, trust_cure
+from replication.net.trust import ISSUER_NOT_FOUND, MAX_NAMES, UNKNOWN_AUTHORITY, password_fault, trust_cure
 
 if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
+    from cryptography.x509 import Certificate, Name
     from twisted.internet.interfaces import IStreamClientEndpoint
     from twisted.internet.ssl import PrivateCertificate
 
@@ -239,12 +239,24 @@ def why_refused(certificate: Certificate, number: int, depth: int, unknown: str)
     from cryptography.hazmat.bindings.openssl.binding import Binding  # noqa: PLC0415 (an extra)
 
     if why := why_not_valid(certificate):
-        return why
+        return of_authority(why, certificate, depth)
+    if number in ISSUER_NOT_FOUND:
+        issuer = _shown(certificate.issuer)
+        return f"{unknown}; its issuer is {issuer}: if that is no root, the peer must send the certificate of it, too"
     if number in UNKNOWN_AUTHORITY:
         return unknown
     binding = Binding()
     text = binding.ffi.string(binding.lib.X509_verify_cert_error_string(number)).decode()
     return f"an authority of the certificate is refused: {text}" if depth else f"the certificate is refused: {text}"
+
+
+def of_authority(why: str, certificate: Certificate, depth: int) -> str:
+    """Return ``why``, with the name in a certificate unless ``depth`` is 0, that of the peer's own."""
+    return why if depth == 0 else f"{why}: it is that of the authority {_shown(certificate.subject)}"
+
+
+def _shown(name: Name) -> str:
+    return repr(name.rfc4514_string()[:MAX_NAMES])
 
 
 def names_of(certificate: Certificate) -> list[str]:
