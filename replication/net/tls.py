@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
 _PLAIN_PEER: Final = "this port uses TLS, but the peer connects without it: write tls: at the peer (HTTP: https://)"
+_VERSION: Final = "the two ends have no version of TLS in common: update the older one, to TLS 1.2 or newer"
 _MEANINGS: Final = {  # by words of OpenSSL's reason
     "wrong version number": _NO_TLS,
     "packet length too long": _NO_TLS,
     "record layer failure": _NO_TLS,
+    "unsupported protocol": _VERSION,
+    "protocol version": _VERSION,
     "http request": "the peer sends HTTP without TLS: write https:// there",
     "certificate required": "a client certificate is required: give certificate and private_key in [tls]",
     "handshake failure": "the peer refuses the handshake: it may require a client certificate",

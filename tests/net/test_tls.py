@@ -130,6 +130,13 @@ class TlsTests(TlsCase):
         self.serve(self.good, client=str(self.authority.certificate), newest=SSL.TLS1_2_VERSION)
         self.assert_refused("it may require a client certificate", at_master="no client certificate")
 
+    def test_a_peer_without_a_version_of_tls_in_common_has_the_cure(self) -> None:
+        """Both ends had only the words of OpenSSL, such as `tlsv1 alert protocol version`."""
+        self.serve(self.good, newest=SSL.TLS1_1_VERSION)
+        self.assert_refused("no version of TLS in common", "1.2 or newer", at_master="TLS failed")
+        of_an_old_client = SSL.Error([("SSL routines", "", "unsupported protocol")])
+        self.assertIn("no version of TLS in common", str(describe_tls_error(of_an_old_client, None, server=True)))
+
     def test_plain_tcp_to_a_port_with_tls_names_tls(self) -> None:
         self.serve(self.good)
         self.assert_refused("before SERVER", "write tls:", kind="tcp", at_master="this port uses TLS, but the peer")
