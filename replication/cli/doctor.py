@@ -28,7 +28,7 @@ from replication.cli.own_checks import (
     check_start,
 )
 from replication.cli.parser import Parser
-from replication.cli.peer_checks import check_process, check_wire, check_writers, open_client
+from replication.cli.peer_checks import check_endpoint, check_process, check_wire, check_writers, open_client
 from replication.cli.source_checks import check_followed, check_redis, check_sources
 from replication.errors import ConfigError
 from replication.urls import Url
@@ -117,6 +117,7 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
             if not any(each.what in other.what for other in own):  # else its own check has the better cure
                 yield each
     for each in found.connect:
+        yield from check_endpoint(Url(each))
         yield from check_wire(Url(each), found.server_name, shown)
     if found.http is None and (found.config is not None or found.connect):
         return

@@ -200,19 +200,19 @@ def _written(config: Config) -> set[StreamName]:
 
 
 def _check_certificate(file: Path, cure: str) -> Iterator[Finding]:
-    """Find that a certificate is not valid now, or soon."""
-    from cryptography.x509 import load_pem_x509_certificate  # noqa: PLC0415 - an extra; parse() has used it
+    """Find that the certificate in a file, or one of the authorities after it, is not valid now, or soon."""
+    from cryptography.x509 import load_pem_x509_certificates  # noqa: PLC0415 - an extra; parse() has used it
 
-    from replication.net.tls import why_not_valid  # noqa: PLC0415 - likewise
+    from replication.net.tls import of_authority, why_not_valid  # noqa: PLC0415 - likewise
 
     refuse_pipes(str(file))
-    certificate = load_pem_x509_certificate(file.read_bytes())
-    until = certificate.not_valid_after_utc
-    why = why_not_valid(certificate)
-    if why is None and until - datetime.now(UTC) < RENEW_BEFORE:
-        why = f"the certificate expires on {until:%Y-%m-%d}"
-    if why is not None:
-        yield Finding(str(file), why, cure)
+    for depth, certificate in enumerate(load_pem_x509_certificates(file.read_bytes())):
+        until = certificate.not_valid_after_utc
+        why = why_not_valid(certificate)
+        if why is None and until - datetime.now(UTC) < RENEW_BEFORE:
+            why = f"the certificate expires on {until:%Y-%m-%d}"
+        if why is not None:
+            yield Finding(str(file), of_authority(why, certificate, depth), cure)
 
 
 def check_database(config: Config, min_free: int) -> Iterator[Finding]:

@@ -11,6 +11,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from twisted.internet.endpoints import clientFromString
+
 from replication.cli import tls_checks
 from replication.cli.findings import Finding, in_thread, together
 from replication.cli.own_checks import MAX_CLOCK_DIFFERENCE, RENEW_BEFORE
@@ -339,6 +341,20 @@ def _describe_http(client: HttpClient, error: HttpError) -> list[Finding]:
     else:
         cure = "correct the URL, the secret or the certificate"
     return [Finding(client.url, str(error), cure)]
+
+
+def check_endpoint(endpoint: Url) -> Iterator[Finding]:
+    """Find that what ``--connect`` names is no endpoint; the start of a daemon finds that in a configuration."""
+    kind, named = split_endpoint(endpoint.reveal(), "host", "port")
+    wrong = kind in {"tcp", "tls"} and not named.get("port", "").isdecimal()
+    if kind not in {"tcp", "tls"} and not is_redis(endpoint.reveal()):
+        try:
+            clientFromString(object(), endpoint.reveal())
+        except Exception as error:  # noqa: BLE001 (parsers raise any exception)
+            wrong = str(error).startswith("Unknown endpoint type")
+    if wrong:
+        cure = "write tcp:HOST:PORT, tls:HOST:PORT or unix:PATH; an IPv6 address has \\ before each colon"
+        yield Finding(str(endpoint), "this is no endpoint", cure)
 
 
 def check_wire(endpoint: Url, server_name: str, certificate: tuple[str, str] | None) -> Iterator[Finding]:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import attrs
 from twisted.application.internet import ClientService
 from twisted.internet.defer import maybeDeferred
-from twisted.internet.endpoints import clientFromString
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
 from twisted.logger import Logger, LogPublisher
 from zope.interface import implementer
 
-from replication.net.tls import check_files_of
+from replication.net.tls import tls_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,8 +63,7 @@ class FreshEndpoint:
         return maybeDeferred(self._connect, protocolFactory)
 
     def _connect(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
-        check_files_of(self.description)
-        connecting: Deferred[IProtocol] = clientFromString(self.reactor, self.description).connect(factory)
+        connecting: Deferred[IProtocol] = tls_endpoint(self.reactor, self.description).connect(factory)
         return connecting
 
 

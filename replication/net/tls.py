@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.internet.abstract import isIPAddress, isIPv6Address
+from twisted.internet.endpoints import HostnameEndpoint, clientFromString, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from replication.net.endpoints import split_endpoint
 from replication.net.files import refuse_pipes
-from replication.net.trust import MAX_NAMES, UNKNOWN_AUTHORITY, password_fault, trust_cure
+from replication.net.trust import ISSUER_NOT_FOUND, MAX_NAMES, UNKNOWN_AUTHORITY, password_fault, trust_cure
 
 if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
+    from cryptography.x509 import Certificate, Name
+    from twisted.internet.interfaces import IStreamClientEndpoint
     from twisted.internet.ssl import PrivateCertificate
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
 _PLAIN_PEER: Final = "this port uses TLS, but the peer connects without it: write tls: at the peer (HTTP: https://)"
+_VERSION: Final = "the two ends have no version of TLS in common: update the older one, to TLS 1.2 or newer"
 _MEANINGS: Final = {  # by words of OpenSSL's reason
     "wrong version number": _NO_TLS,
     "packet length too long": _NO_TLS,
     "record layer failure": _NO_TLS,
+    "unsupported protocol": _VERSION,
+    "protocol version": _VERSION,
     "http request": "the peer sends HTTP without TLS: write https:// there",
     "certificate required": "a client certificate is required: give certificate and private_key in [tls]",
     "handshake failure": "the peer refuses the handshake: it may require a client certificate",
@@ -49,19 +55,61 @@ class RefusedCertificate(msgspec.Struct, frozen=True):
     why: str
 
 
-def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnectionCreator:
-    """Return what checks the certificate of ``host``, and shows the certificate and private key in ``files``.
+def client_tls(
+    host: str, files: tuple[str, str] | None, authorities: str | None = None
+) -> IOpenSSLClientConnectionCreator:
+    """Return what checks the certificate of ``host``, and shows the certificates and the private key in ``files``.
 
-    The files are read now.  ImportError without the extra; OSError or ValueError if they cannot be used.
+    The files are read now.  ``authorities``: a directory of those to trust, instead of ``SSL_CERT_FILE``.
+    ImportError without the extra; OSError or ValueError if they cannot be used.
     """
     from twisted.internet.ssl import optionsForClientTLS  # noqa: PLC0415 (an extra)
 
-    own = None if files is None else _load_files(*files)
-    return _Checked(optionsForClientTLS(host, clientCertificate=own), host)
+    own, between = (None, []) if files is None else _load_files(*files)
+    extra = {"extraCertChain": between} if between else None
+    trusted = None if authorities is None else _authorities_in(authorities)
+    options = optionsForClientTLS(host, trusted, clientCertificate=own, extraCertificateOptions=extra)
+    return _Checked(options, host)
 
 
-def _load_files(certificate: str, key: str) -> PrivateCertificate:
-    """Return a client's certificate and key.  ValueError: a file cannot be used; OSError: it cannot be read."""
+def tls_endpoint(reactor: Any, description: str) -> IStreamClientEndpoint:
+    """Return the endpoint of ``description``, whose files are read now; errors as those of ``client_tls``.
+
+    Twisted's ``tls:`` shows only the first certificate of a file, and none of the authorities between.
+    """
+    kind, named = split_endpoint(description, "host", "port", "timeout", "bindAddress")
+    certificate = named.get("certificate")
+    if kind != "tls" or not certificate:
+        check_files_of(description)
+        endpoint: IStreamClientEndpoint = clientFromString(reactor, description)
+        return endpoint
+    host, bound = named["host"], named.get("bindAddress")
+    creator = client_tls(host, (certificate, named.get("privateKey") or certificate), named.get("trustRoots"))
+    if inner := named.get("endpoint"):
+        return wrapClientTLS(creator, clientFromString(reactor, inner))
+    timeout, bind = float(named.get("timeout", 30)), None if bound is None else (bound, 0)
+    return wrapClientTLS(creator, HostnameEndpoint(reactor, host, int(named["port"]), timeout, bind))
+
+
+def _authorities_in(directory: str) -> Any:
+    """Return the certificates of the files ``*.pem`` in a directory, as ``trustRoots`` of an endpoint names them."""
+    from OpenSSL import SSL, crypto  # noqa: PLC0415 (an extra)
+    from twisted.internet.ssl import Certificate, trustRootFromCertificates  # noqa: PLC0415 (an extra)
+
+    found = []
+    for each in sorted(Path(directory).iterdir()):
+        if each.suffix.lower() == ".pem":
+            with suppress(SSL.Error, crypto.Error, OSError):  # as Twisted does, which has no public function for it
+                found.append(Certificate.loadPEM(each.read_bytes()))
+    return trustRootFromCertificates(found)
+
+
+def _load_files(certificate: str, key: str) -> tuple[PrivateCertificate, list[Any]]:
+    """Return a client's certificate and key, and the further certificates in the file, as pyOpenSSL has them.
+
+    ValueError: a file cannot be used; OSError: it cannot be read.
+    """
+    from cryptography.x509 import load_pem_x509_certificates  # noqa: PLC0415 (an extra)
     from OpenSSL import SSL, crypto  # noqa: PLC0415 (an extra)
     from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate  # noqa: PLC0415 (an extra)
 
@@ -71,6 +119,7 @@ def _load_files(certificate: str, key: str) -> PrivateCertificate:
     file = certificate
     try:
         own = Certificate.loadPEM(shown)
+        between = [crypto.X509.from_cryptography(each) for each in load_pem_x509_certificates(shown)[1:]]
         file = key
         pair = KeyPair.load(private, 1)
     except (SSL.Error, crypto.Error, ValueError) as error:
@@ -79,7 +128,7 @@ def _load_files(certificate: str, key: str) -> PrivateCertificate:
         shows: PrivateCertificate = PrivateCertificate.fromCertificateAndKeyPair(own, pair)
     except Exception as error:  # Twisted's is of no class of its own
         raise ValueError(f"the key in {key} is not that of the certificate in {certificate}") from error
-    return shows
+    return shows, between
 
 
 @implementer(IOpenSSLClientConnectionCreator)
@@ -193,12 +242,24 @@ def why_refused(certificate: Certificate, number: int, depth: int, unknown: str)
     from cryptography.hazmat.bindings.openssl.binding import Binding  # noqa: PLC0415 (an extra)
 
     if why := why_not_valid(certificate):
-        return why
+        return of_authority(why, certificate, depth)
+    if number in ISSUER_NOT_FOUND:
+        issuer = _shown(certificate.issuer)
+        return f"{unknown}; its issuer is {issuer}: if that is no root, the peer must send the certificate of it, too"
     if number in UNKNOWN_AUTHORITY:
         return unknown
     binding = Binding()
     text = binding.ffi.string(binding.lib.X509_verify_cert_error_string(number)).decode()
     return f"an authority of the certificate is refused: {text}" if depth else f"the certificate is refused: {text}"
+
+
+def of_authority(why: str, certificate: Certificate, depth: int) -> str:
+    """Return ``why``, with the name in a certificate unless ``depth`` is 0, that of the peer's own."""
+    return why if depth == 0 else f"{why}: it is that of the authority {_shown(certificate.subject)}"
+
+
+def _shown(name: Name) -> str:
+    return repr(name.rfc4514_string()[:MAX_NAMES])
 
 
 def names_of(certificate: Certificate) -> list[str]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "hdfs")
 _CURE: Final = "put the secret into the environment, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 MAX_INDEX: Final = 64 * 2**20  # bytes of a manifest, of histories or of a receipt: they are read as a whole
+REMOVALS: Final = 100  # attempts to remove a subfolder in which another process writes
+_RACED: Final = (errno.ENOTEMPTY, errno.ENOENT, errno.EISDIR)  # why such an attempt fails
 TEMPORARY: Final = ".tmp"  # the suffix of a file that is being written
 
 
@@ -122,13 +124,22 @@ class LocalFolder:
             (self.path / name).replace(target)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a subfolder with its content, if there is one."""
+        """Remove a file, or a subfolder with its content, if there is one.
+
+        A task of a run that was killed may write there until Spark ends it.
+        """
         target = self.path / name
         with _store_errors(target):
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
+            for left in reversed(range(REMOVALS)):
+                try:
+                    if target.is_dir():
+                        shutil.rmtree(target)
+                    target.unlink(missing_ok=True)
+                except OSError as error:
+                    if not left or error.errno not in _RACED:
+                        raise
+                else:
+                    return
 
     def flush(self, names: Iterable[str]) -> None:
         """Make the names of files durable: call fsync on their folders, and on the folders above them."""

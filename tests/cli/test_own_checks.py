@@ -117,6 +117,15 @@ def expires_soon(folder: Path) -> str:
     return certificate(folder, -1, 3)
 
 
+def expired_between(folder: Path) -> str:
+    """Expire an authority between: its certificate stands after that of the endpoint."""
+    text = certificate(folder, -1, 100)
+    between = Authority(folder, "between", (-2 * DAY, -DAY)).certificate
+    (file,) = [each for each in folder.glob("*.pem") if str(each) in text]
+    file.write_bytes(file.read_bytes() + between.read_bytes())
+    return text
+
+
 def access(folder: Path, table: str, allow: str = "") -> str:
     """Return a configuration with a table of rights, and valid certificates."""
     authority = Authority(folder, valid=(-DAY, 100 * DAY))
@@ -261,6 +270,7 @@ def no_app(folder: Path) -> str:
         (open_to_others, "it is open to other hosts"),
         (no_endpoint, "cannot listen on"),
         (expired, "the certificate has expired on"),
+        (expired_between, ": it is that of the authority 'CN=between'; cure: renew it"),
         (too_early, "the certificate is not valid before"),
         (expires_soon, "the certificate expires on"),
         (no_key, "cannot read"),

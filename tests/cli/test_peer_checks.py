@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from replication import config
 from replication.cli import peer_checks, tls_checks
 from replication.cli.main import main
-from replication.cli.peer_checks import check_process, check_wire, check_writers
+from replication.cli.peer_checks import check_endpoint, check_process, check_wire, check_writers
 from replication.urls import Url
 from replication.web.blocking_client import HttpClient
 from tests.answering import answering
@@ -60,6 +60,15 @@ def master(folder: Path) -> Iterator[Daemon]:
 
 def wire(endpoint: str, server_name: str = "localhost") -> list[str]:
     return [str(each) for each in check_wire(Url(endpoint), server_name, None)]
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9092", "tpc:127.0.0.1:9092", "tcp:[::1]:9092", "tcp:db1"])
+def test_what_is_no_endpoint_is_found(endpoint: str) -> None:
+    """Nothing was found, so the writer seemed to be right."""
+    (found,) = check_endpoint(Url(endpoint))
+    assert str(found).startswith(f"{endpoint}: this is no endpoint; cure: write tcp:HOST:PORT")
+    for other in ("unix:/run/wire", "redis://127.0.0.1:6379", r"tcp:\:\:1:9092", "tls:db1:9092"):
+        assert [*check_endpoint(Url(other))] == []
 
 
 def test_a_writer_that_can_be_followed_is_no_finding(master: Daemon) -> None:

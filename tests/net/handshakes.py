@@ -60,11 +60,16 @@ class TlsCase(SynchronousTestCase):
     def serve_plain(self, factory: IProtocolFactory | None = None) -> None:
         self.net.serving[PORT] = factory or self.master.factory()
 
-    def follow(self, kind: str = "tls", shown: Identity | None = None) -> tuple[WriterClient, list[str]]:
-        """Connect for a minute, and return the client and what is logged; it shows a certificate."""
+    def follow(
+        self, kind: str = "tls", shown: Identity | None = None, more: str = ""
+    ) -> tuple[WriterClient, list[str]]:
+        """Connect for a minute, and return the client and what is logged; it shows a certificate.
+
+        ``more`` are further arguments of the endpoint.
+        """
         client = WriterClient(
             reactor=self.net,
-            endpoint=f"{kind}:127.0.0.1:{PORT}{shown.show() if shown else ''}",
+            endpoint=f"{kind}:127.0.0.1:{PORT}{shown.show() if shown else ''}{more}",
             server_name="h",
             instance_name=InstanceName("worker1"),
             streams=[],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -56,6 +57,19 @@ class ClientRuleTests(CertificateCase):
         client, lines = self.follow(shown=self.authority.issue("worker1", "worker1"))
         self.assertTrue(client.greeted)
         self.assertEqual((client.error, lines), (None, []))
+
+    def test_a_client_shows_the_certificates_between_too(self) -> None:
+        """It showed its own alone, so only a command such as ``append`` was accepted with the same file."""
+        self.demand()
+        middle = Authority(self.folder, "middle", issuer=self.authority)
+        shown = middle.issue("worker1", "worker1")
+        shown.certificate.write_bytes(shown.certificate.read_bytes() + middle.certificate.read_bytes())
+        with patch.dict(os.environ, {"SSL_CERT_FILE": str(self.foreign.certificate)}):  # OpenSSL finds none there
+            trusted = self.folder / "trusted"
+            trusted.mkdir()
+            (trusted / "authority.pem").write_bytes(self.authority.certificate.read_bytes())
+            client, lines = self.follow(shown=shown, more=f":trustRoots={trusted}:timeout=5:bindAddress=127.0.0.1")
+        self.assertTrue(client.greeted, lines)
 
     def test_a_name_or_a_pattern_is_accepted(self) -> None:
         self.demand("worker1", "*.Example.com")

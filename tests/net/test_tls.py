@@ -20,11 +20,12 @@ from twisted.python.failure import Failure
 
 from replication.errors import ConfigError
 from replication.follower.worker import Worker
+from replication.net.certificates import TlsEndpoint
 from replication.net.reconnecting import FreshEndpoint
 from replication.net.tls import check_files_of, client_tls, describe_tls_error, why_refused
 from tests.certificates import DAY, Authority, Connections
-from tests.doubles import now
-from tests.net.handshakes import TlsCase
+from tests.doubles import begin, now
+from tests.net.handshakes import PORT, TlsCase
 
 
 class Ended(Protocol):
@@ -94,6 +95,21 @@ class TlsTests(TlsCase):
         self.serve(old.issue("of-expired", "127.0.0.1"))
         self.assert_refused("TLS failed: the certificate", at_master="expired")
 
+    def test_an_authority_between_that_has_expired_or_is_not_sent_is_named(self) -> None:
+        """The log called the server's own certificate expired, or named SSL_CERT_FILE alone."""
+        for valid, reason, at_master in (
+            ((-2 * DAY, -DAY), r"has expired on 2\S+: it is that of the authority 'CN=between'", "expired"),
+            ((-DAY, DAY), r"SSL_CERT_FILE .*; its issuer is 'CN=between': .* must send", "unknown ca"),
+        ):
+            between = Authority(self.folder, "between", valid, issuer=self.authority)
+            shown = between.issue("inner", "127.0.0.1")
+            endpoint = shown.listen(PORT) + (f":extraCertChain={between.certificate}" if at_master == "expired" else "")
+            begin(TlsEndpoint(self.net, endpoint, None).listen(self.master.factory()))
+            self.net.serving[PORT] = self.net.tcpServers[-1][1]
+            client, lines = self.follow()
+            self.assertRegex(str(client.error), reason)
+            self.assertIn(at_master, "".join(lines))
+
     def test_another_reason_of_openssl_is_named(self) -> None:
         """It was called an authority that is not trusted, whatever it was."""
         self.serve(self.authority.issue("client", "127.0.0.1", purpose=ExtendedKeyUsageOID.CLIENT_AUTH))
@@ -113,6 +129,13 @@ class TlsTests(TlsCase):
     def test_with_tls_1_2_it_is_refused_in_the_handshake(self) -> None:
         self.serve(self.good, client=str(self.authority.certificate), newest=SSL.TLS1_2_VERSION)
         self.assert_refused("it may require a client certificate", at_master="no client certificate")
+
+    def test_a_peer_without_a_version_of_tls_in_common_has_the_cure(self) -> None:
+        """Both ends had only the words of OpenSSL, such as `tlsv1 alert protocol version`."""
+        self.serve(self.good, newest=SSL.TLS1_1_VERSION)
+        self.assert_refused("no version of TLS in common", "1.2 or newer", at_master="TLS failed")
+        of_an_old_client = SSL.Error([("SSL routines", "", "unsupported protocol")])
+        self.assertIn("no version of TLS in common", str(describe_tls_error(of_an_old_client, None, server=True)))
 
     def test_plain_tcp_to_a_port_with_tls_names_tls(self) -> None:
         self.serve(self.good)

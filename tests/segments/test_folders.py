@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,31 @@ def test_removing_a_missing_file_is_harmless(folder: Folder) -> None:
     folder.remove("c")
     folder.remove("c")
     assert folder.names() == []
+
+
+def test_a_subfolder_is_removed_while_a_task_of_a_killed_run_writes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors write for a while after their driver was killed; the next run ended with `Directory not empty`."""
+    folder, remove = LocalFolder(tmp_path), shutil.rmtree
+    write(folder, ".replay/task/1", b"x")
+    raced = [OSError(errno.ENOTEMPTY, "Directory not empty"), FileNotFoundError(errno.ENOENT, "No such file")]
+
+    def race(path: Path) -> None:
+        if raced:
+            raise raced.pop()
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", race)
+    folder.remove(".replay")
+    assert folder.names() == []
+    write(folder, ".replay/task/1", b"x")
+    raced += [OSError(errno.EACCES, "Permission denied")]
+    with pytest.raises(StoreError, match="Permission denied"):
+        folder.remove(".replay")
+    raced += [OSError(errno.ENOTEMPTY, "Directory not empty")] * (folders.REMOVALS + 1)
+    with pytest.raises(StoreError, match="Directory not empty"):
+        folder.remove(".replay")
 
 
 def test_a_missing_file_has_no_size_and_cannot_be_opened(folder: Folder) -> None:
