@@ -28,7 +28,7 @@ from replication.streams.facts import count_rows
 from replication.streams.history import UNKNOWN_EPOCH, certain_position
 from replication.streams.interfaces import Page
 from replication.urls import Url
-from replication.web.client import HttpCatchUp
+from replication.web.client import HttpCatchUp, StreamLackingError
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -216,10 +216,10 @@ class CatchUpSources:
                 failures.append(str(error))
                 if url is not None and self._reactor.seconds() - began > SLOW:
                     self._put_off[url] = self._reactor.seconds() + PUT_OFF
-                if isinstance(error, FactsGoneError):
-                    gone += [] if error.upto is None else [error.upto]
-                else:
-                    may_have = True
+                gone += [error.upto] if isinstance(error, FactsGoneError) and error.upto is not None else []
+                may_have = may_have or not isinstance(error, FactsGoneError)
+                if isinstance(error, StreamLackingError):  # of several writers, each has its own streams
+                    continue
                 self._troubles[url, stream, writer].report("a source of missed facts fails: {error}", error=error)
                 continue
             self._troubles[url, stream, writer].end()

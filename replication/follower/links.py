@@ -28,10 +28,12 @@ class FollowedLinks:
     """The links of a process, and what each has sent of followed streams.
 
     The first positions of a link are complete once it has sent a position, and follows.  ``endpoints`` has where the
-    last POSITION of each writer came from.
+    last POSITION of each writer came from.  Several processes may send positions of a former writer, each of the
+    streams that it has: so ``endpoint`` is that of one stream.
     """
 
     endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
+    _of_streams: dict[tuple[StreamName, InstanceName], str] = attrs.field(init=False, factory=dict)
     _first: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)  # fire once they are complete
     _sent: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions
     _partial: set[IWriterLink] = attrs.field(init=False, factory=set)  # to relays that have not found all writers
@@ -70,12 +72,16 @@ class FollowedLinks:
         """Return the endpoints of relays that have not found all of their writers."""
         return [link.endpoint for link in self if link in self._partial or link in self._were_partial]
 
+    def endpoint(self, stream: StreamName, writer: InstanceName) -> str | None:
+        """Return where the last POSITION of a writer in a stream came from; None if no link has sent one."""
+        return self._of_streams.get((stream, writer))
+
     async def epoch(self, stream: StreamName, writer: InstanceName) -> str | None:
-        """Return the name of a writer's newest epoch from the link that has sent its last POSITION.
+        """Return the name of a writer's newest epoch from the link that has sent its last POSITION in the stream.
 
         It is empty if that names none; None if that link is lost.
         """
-        endpoint = self.endpoints.get(writer)
+        endpoint = self.endpoint(stream, writer)
         link = next((each for each in self._of_writers[writer] if each.endpoint == endpoint), None)
         return None if link is None else await link.echo(f"{stream} {writer}")
 
@@ -100,9 +106,9 @@ class FollowedLinks:
 
     # ---- what links receive
 
-    def position_received(self, link: IWriterLink, writer: InstanceName) -> None:
+    def position_received(self, link: IWriterLink, stream: StreamName, writer: InstanceName) -> None:
         """Note a POSITION of a followed stream."""
-        self.endpoints[writer] = link.endpoint
+        self.endpoints[writer] = self._of_streams[stream, writer] = link.endpoint
         self._of_writers[writer].add(link)
         self._sent.add(link)
 

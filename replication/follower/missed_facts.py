@@ -67,7 +67,9 @@ class MissedFacts:
         """
         followed = () if histories is None else await histories.followed(writer)
         try:
-            return await self.sources.fetch(self._endpoint(writer), stream, writer, step, limit, followed=followed)
+            return await self.sources.fetch(
+                self._links.endpoint(stream, writer), stream, writer, step, limit, followed=followed
+            )
         except FactsGoneError as error:
             if error.upto is None:  # they are not deleted: no source will ever have them
                 raise
@@ -93,22 +95,21 @@ class MissedFacts:
 
         CatchUpError: no source has it.
         """
-        page = await self.sources.page(self._endpoint(writer), stream, writer, step, limit)
+        page = await self.sources.page(self._links.endpoint(stream, writer), stream, writer, step, limit)
         return page if self._access_tokens else replace(page, facts=hide_access_tokens(stream, page.facts))
 
     async def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the history of a writer; CatchUpError if a source fails and none has it."""
-        return await self.sources.history(self._endpoint(writer), stream, writer)
+        return await self.sources.history(self._links.endpoint(stream, writer), stream, writer)
 
     async def count(
         self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
     ) -> int | None:
         """Return how many facts of a range the writer has, as ``CatchUpSources.count`` does."""
-        return await self.sources.count(self._endpoint(writer), stream, writer, history, after=after, upto=upto)
+        return await self.sources.count(
+            self._links.endpoint(stream, writer), stream, writer, history, after=after, upto=upto
+        )
 
     def over_http(self) -> list[HttpCatchUp]:
         """Return the HTTP of the writers, or of the relays, that are followed."""
         return self.sources.over_http_of(self._links.endpoints.values())
-
-    def _endpoint(self, writer: InstanceName) -> str | None:
-        return self._links.endpoints.get(writer)

@@ -284,7 +284,7 @@ class FollowedStreams:
             link.position_missing()
 
     def _position_received(self, link: IWriterLink, command: Position) -> None:
-        self.links.position_received(link, command.instance)
+        self.links.position_received(link, command.stream, command.instance)
         follower = self._followers.get(command.stream)
         if follower is None:
             follower = self._follower(command.stream)

@@ -68,6 +68,10 @@ class LostAnswerError(CatchUpError):
     """An answer did not arrive as a whole: a smaller one may."""
 
 
+class StreamLackingError(FactsGoneError):
+    """The process at this URL does not have the stream, and will not have it before its next start."""
+
+
 class _Epochs(msgspec.Struct):
     epochs: list[Epoch]
 
@@ -257,7 +261,7 @@ class HttpCatchUp:
         if isinstance(gone, int) and gone > after:
             raise FactsGoneError(str(response.error()), upto=gone)
         if response.code == HTTPStatus.NOT_FOUND and response.decoded().get("lasting") is True:
-            raise FactsGoneError(str(response.error()))  # a master that does not have the stream, and will not have it
+            raise StreamLackingError(str(response.error()))
         if response.code != HTTPStatus.OK:
             raise response.error()
         try:

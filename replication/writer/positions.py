@@ -198,10 +198,7 @@ class Positions:
         shared = [
             writer
             for writer in self._streams.values()
-            if writer.shared
-            and writer.publisher.ids.horizon is None
-            and writer.outgoing.publishes
-            and writer.definition.name != CACHES
+            if writer.shared and writer.publisher.ids.horizon is None and writer.outgoing.publishes
         ]
         if not shared:
             return
@@ -211,6 +208,8 @@ class Positions:
         if any(self._others.get(name, {}).get(self._instance_name, 0) < stored for name, stored in known.items()):
             await self._store.verify()
         for writer in shared:
+            if writer.definition.name == CACHES:
+                continue
             found = self._others.get(writer.definition.name, {})
             self.former.note(writer.definition, found)
             writer.publisher.follow(max(found.values(), default=INITIAL_POSITION))

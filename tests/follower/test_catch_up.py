@@ -30,7 +30,7 @@ from replication.streams.history import Epoch
 from replication.streams.interfaces import Page, Write
 from replication.streams.retention import SegmentChain
 from replication.urls import Url
-from replication.web.client import HttpCatchUp
+from replication.web.client import HttpCatchUp, StreamLackingError
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import Net, begin, error_of, logged, now
 from tests.segments.histories import replace_lines, write_segment
@@ -104,6 +104,13 @@ class GoneTests(SourcesCase):
     def test_another_source_that_has_them_is_used(self) -> None:
         sources, _ = self.sources(self.gone(5), page(9))
         self.assertEqual(self.fetch(sources), [page(9)])
+
+    def test_a_source_that_does_not_have_the_stream_is_not_logged_if_another_one_has_the_facts(self) -> None:
+        """Each of two writers has its own streams, and ``catch_up`` lists the HTTP of both."""
+        sources, _ = self.sources(StreamLackingError("no stream 'orders' here"), page(9))
+        with logged() as messages:
+            self.assertEqual(self.fetch(sources), [page(9)])
+        self.assertEqual([each for each in messages if "fails" in each], [])
 
     def test_if_they_are_gone_everywhere_the_smallest_range_is_named_with_the_cure(self) -> None:
         sources, _ = self.sources(self.gone(7), self.gone(5), self.gone(None))

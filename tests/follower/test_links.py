@@ -14,6 +14,7 @@ from replication.wire.grammar import InstanceName, StreamName
 from tests.doubles import begin, now
 
 ONE, TWO = InstanceName("one"), InstanceName("two")
+ORDERS, STOCK = StreamName("orders"), StreamName("stock")
 
 
 @attrs.define(eq=False)
@@ -47,7 +48,7 @@ class LinksTests(SynchronousTestCase):
 
     def test_a_relay_may_not_have_found_all_writers(self) -> None:
         relay = self.add("tcp:a:1", "following")
-        self.links.position_received(relay, ONE)
+        self.links.position_received(relay, ORDERS, ONE)
         self.links.following(relay)
         for text, found in (
             ("1", True),
@@ -68,10 +69,10 @@ class LinksTests(SynchronousTestCase):
         waiting = begin(self.links.first_positions())
         self.links.following(first)
         self.assertEqual(self.links.silent_endpoints(), ["tcp:a:1", "tcp:b:1"], "it has sent no position")
-        self.links.position_received(first, ONE)
+        self.links.position_received(first, ORDERS, ONE)
         self.links.following(first)
         self.assertEqual((self.links.silent_endpoints(), waiting), (["tcp:b:1"], []))
-        self.links.position_received(second, TWO)
+        self.links.position_received(second, ORDERS, TWO)
         self.assertFalse(self.links.all_positions_received(), "more may come")
         self.links.following(second)
         self.links.following(second)
@@ -85,14 +86,14 @@ class LinksTests(SynchronousTestCase):
         self.assertFalse(self.links.is_late(link))
         link.state = "following"
         self.assertTrue(self.links.is_late(link))
-        self.links.position_received(link, ONE)
+        self.links.position_received(link, ORDERS, ONE)
         self.links.following(link)
         self.assertFalse(self.links.is_late(link))
 
     def test_a_stop_ends_the_waiting(self) -> None:
         link = self.add("tcp:a:1")
         self.add("tcp:b:1")
-        self.links.position_received(link, ONE)
+        self.links.position_received(link, ORDERS, ONE)
         self.links.following(link)
         waiting = begin(self.links.first_positions())
         self.links.end_waiting()
@@ -106,19 +107,29 @@ class LinksTests(SynchronousTestCase):
     def test_the_link_that_has_sent_the_last_position_of_a_writer_is_asked_for_its_epoch(self) -> None:
         first, second = self.add("tcp:a:1"), self.add("tcp:b:1")
         first.answer, second.answer = "old", "new"
-        orders = StreamName("orders")
-        self.assertIsNone(now(self.links.epoch(orders, ONE)), "no link has sent a position")
+        self.assertIsNone(now(self.links.epoch(ORDERS, ONE)), "no link has sent a position")
         for link in (first, second):
-            self.links.position_received(link, ONE)
-        self.assertEqual((now(self.links.epoch(orders, ONE)), second.questions), ("new", ["orders one"]))
+            self.links.position_received(link, ORDERS, ONE)
+        self.assertEqual((now(self.links.epoch(ORDERS, ONE)), second.questions), ("new", ["orders one"]))
         self.links.lost(second)
-        self.assertIsNone(now(self.links.epoch(orders, ONE)), "until the other link sends its position again")
-        self.links.position_received(first, ONE)
-        self.assertEqual(now(self.links.epoch(orders, ONE)), "old")
+        self.assertIsNone(now(self.links.epoch(ORDERS, ONE)), "until the other link sends its position again")
+        self.links.position_received(first, ORDERS, ONE)
+        self.assertEqual(now(self.links.epoch(ORDERS, ONE)), "old")
+
+    def test_of_each_stream_the_link_that_has_sent_the_last_position_of_a_former_writer_has_its_facts(self) -> None:
+        """Two processes send positions of a writer that was removed, and only one of them has all of its streams."""
+        both, one = self.add("tcp:a:1"), self.add("tcp:b:1")
+        self.assertIsNone(self.links.endpoint(ORDERS, ONE))
+        for link, stream in ((both, STOCK), (both, ORDERS), (one, ORDERS)):
+            self.links.position_received(link, stream, ONE)
+        found = [self.links.endpoint(stream, ONE) for stream in (STOCK, ORDERS)]
+        self.assertEqual(found, ["tcp:a:1", "tcp:b:1"])
+        both.answer = "name"
+        self.assertEqual((now(self.links.epoch(STOCK, ONE)), both.questions), ("name", ["stock one"]))
 
     def test_a_relay_may_be_replaced_by_one_that_does_not_send_whether_it_has_found_all(self) -> None:
         link = self.add("tcp:a:1")
-        self.links.position_received(link, ONE)
+        self.links.position_received(link, ORDERS, ONE)
         self.links.following(link)
         self.links.pinged(link, Ping("1 partial echo"))
         self.links.following(link)
@@ -143,14 +154,14 @@ class LinksTests(SynchronousTestCase):
     def test_all_open_links_to_a_writer_request_positions(self) -> None:
         links = [self.add(f"tcp:{name}:1") for name in "abc"]
         for link, writer in zip(links, (ONE, ONE, TWO), strict=True):
-            self.links.position_received(link, writer)
+            self.links.position_received(link, ORDERS, writer)
         self.links.request_positions(ONE)
         self.assertEqual([link.requests for link in links], [1, 1, 0])
 
     def test_after_a_loss_the_other_links_to_its_writers_request_positions_once(self) -> None:
         lost, same, other = self.add("tcp:a:1"), self.add("tcp:b:1"), self.add("tcp:c:1")
         for link, writer in ((lost, ONE), (lost, TWO), (same, ONE), (same, TWO), (other, InstanceName("three"))):
-            self.links.position_received(link, writer)
+            self.links.position_received(link, ORDERS, writer)
         self.links.lost(lost)
         self.assertEqual((lost.requests, same.requests, other.requests), (0, 1, 0))
         self.links.lost(same)

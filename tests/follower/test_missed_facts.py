@@ -42,7 +42,7 @@ class PageTests(WorkerCase):
         self.patch(CatchUpSources, "page", page)
         for shown in (False, True):
             followed = self.make_worker(access_tokens=shown)._followed
-            followed.links.endpoints[MASTER] = "tcp:a:1"
+            followed.links._of_streams[CACHES, MASTER] = "tcp:a:1"
             found = now(followed.missed.page(CACHES, MASTER, step, 7))
             text = row if shown else row.replace('["secret"]', "null")
             self.assertEqual(([*found.facts], found.upto, found.limited), ([Fact(Token(2), (text,))], 5, True))

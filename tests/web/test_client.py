@@ -28,7 +28,7 @@ from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreE
 from replication.storage.contract import facts_gone
 from replication.streams.history import Epoch
 from replication.web import client as module
-from replication.web.client import ATTEMPT_DELAY, CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp
+from replication.web.client import ATTEMPT_DELAY, CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp, StreamLackingError
 from replication.web.pages import MAX_PAGE_ROWS
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, Token
@@ -196,7 +196,7 @@ class OwnSiteTests(CatchUpContract):
             self.served.error = UnknownStreamError("no stream 'orders' here", lasting=lasting)
             with self.assertRaisesRegex(CatchUpError, "HTTP 404: no stream 'orders' here") as caught:
                 self.page(0, 5)
-            self.assertEqual(isinstance(caught.exception, FactsGoneError), lasting)
+            self.assertEqual(isinstance(caught.exception, StreamLackingError), lasting)
 
     def test_an_answer_410_of_another_program_is_an_error_only(self) -> None:
         self.served.error = facts_gone(ORDERS, MASTER, Token(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import call, patch
 
 from replication.errors import StoreError
-from replication.streams.definitions import StreamDefinition
+from replication.streams.definitions import CACHES, StreamDefinition
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import logged, now
 from tests.serving import ORDERS, MasterCase, SharedCase
@@ -146,12 +146,17 @@ class SharedTests(SharedCase):
         self.append("placed", "paid")
         self.net.pump([1.0] * 2)
         self.assertEqual(verified, [])
-        positions = self.store._streams[ORDERS.name].positions
-        for lost in ({InstanceName("master"): Token(2)}, {}):
+        for stream in (ORDERS.name, CACHES):  # in caches, too: no position is repeated there, but facts may be lost
+            positions = self.store._streams[stream].positions
+            kept = {**positions}
             positions.clear()
-            positions.update(lost)
             self.net.advance(1.0)
-        self.assertEqual(verified, [3.0, 4.0])
+            positions.update(kept)
+            self.net.advance(1.0)
+        self.assertEqual(verified, [3.0, 5.0])
+        self.store._streams[ORDERS.name].positions[InstanceName("master")] = Token(2)
+        self.net.advance(1.0)
+        self.assertEqual(verified, [3.0, 5.0, 7.0])
 
     def test_f17_the_name_is_claimed_again_at_each_poll_also_after_an_outage(self) -> None:
         """A restart of the database releases the claim; an idle writer allocates no ID, which would renew it."""
