@@ -14,10 +14,11 @@ async def main(reactor):
     orders = StreamDefinition("orders", row=("order_id", "state"))
     shop = Master(server_name="shop.example", database="sqlite:///shop_tls.db", streams=[orders])
     await shop.start()
+    reactor.addSystemEventTrigger("before", "shutdown", shop.stop)
     await endpoints.SSL4ServerEndpoint(reactor, 9092, tls).listen(shop.factory())
     await endpoints.SSL4ServerEndpoint(reactor, 9093, tls).listen(make_site(shop.served, secret=None, certified=True))
     print("ready", flush=True)
-    await defer.Deferred()
+    raise await shop.failed  # it ends the process with status 1, for example if the database was exchanged
 
 
 task.react(lambda reactor: defer.Deferred.fromCoroutine(main(reactor)))

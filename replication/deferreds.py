@@ -112,7 +112,7 @@ def start_alone(work: Coroutine[Deferred[Any], Any, None]) -> None:
     """Start ``work``, which nothing awaits, and log its error at once.
 
     Twisted logs such an error when the garbage collector finds it, which may take hours in a process that does little.
-    Without memory, the process would stay so long with a part that does not work.
+    Until then, a process without memory would run on with this part broken.
     """
     Deferred.fromCoroutine(work).addErrback(lambda failure: _log.failure("work that nothing awaits failed", failure))
 

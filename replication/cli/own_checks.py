@@ -146,7 +146,10 @@ def check_certificates(config: Config) -> Iterator[Finding]:
     """Find that the authority of the clients, or the certificate that this process shows, has expired or soon will."""
     shown = config.tls.certificate
     for file, cure in (
-        (config.tls.client_ca, "add a new authority to the file, and send SIGHUP to the process"),
+        (
+            config.tls.client_ca,
+            "add a new authority to the file, or remove the old one; send SIGHUP to the process",
+        ),
         (shown, "renew it; the worker reads it for each connection"),
     ):
         if file is None:
@@ -200,7 +203,7 @@ def _written(config: Config) -> set[StreamName]:
 
 
 def _check_certificate(file: Path, cure: str) -> Iterator[Finding]:
-    """Find that the certificate in a file, or one of the authorities after it, is not valid now, or soon."""
+    """Find that a certificate in a file is not valid now, or soon: the first one, or that of an authority after it."""
     from cryptography.x509 import load_pem_x509_certificates  # noqa: PLC0415 - an extra; parse() has used it
 
     from replication.net.tls import of_authority, why_not_valid  # noqa: PLC0415 - likewise

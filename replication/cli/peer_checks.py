@@ -353,7 +353,7 @@ def check_endpoint(endpoint: Url) -> Iterator[Finding]:
         except Exception as error:  # noqa: BLE001 (parsers raise any exception)
             wrong = str(error).startswith("Unknown endpoint type")
     if wrong:
-        cure = "write tcp:HOST:PORT, tls:HOST:PORT or unix:PATH; an IPv6 address has \\ before each colon"
+        cure = "write tcp:HOST:PORT, tls:HOST:PORT, unix:PATH or redis://HOST; an IPv6 address as tcp:\\:\\:1:9092"
         yield Finding(str(endpoint), "this is no endpoint", cure)
 
 

@@ -114,8 +114,8 @@ class Application:
     def origin(self, error: Exception) -> str:
         """Return the beginning of the text that logs ``error``.
 
-        A MemoryError that the function has not raised ends the process: it may come after COMMIT, when the position has
-        moved.
+        ``end_without_memory`` ends the process after a MemoryError, unless the text begins with OF_APPLICATION.  An
+        error that the function has not raised may come after COMMIT, when the position has moved.
         """
         ours = self.function is None or (isinstance(error, MemoryError) and error is not self._raised)
         return "following" if ours else OF_APPLICATION + " for"

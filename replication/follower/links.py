@@ -28,8 +28,8 @@ class FollowedLinks:
     """The links of a process, and what each has sent of followed streams.
 
     The first positions of a link are complete once it has sent a position, and follows.  ``endpoints`` has where the
-    last POSITION of each writer came from.  Several processes may send positions of a former writer, each of the
-    streams that it has: so ``endpoint`` is that of one stream.
+    last POSITION of each writer came from.  Several processes may send positions of one former writer, each for its
+    own streams: so ``endpoint`` takes a stream.
     """
 
     endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)

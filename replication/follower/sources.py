@@ -73,8 +73,8 @@ class DatabaseCatchUp:
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return facts up to the position of the writer in this database, which may be below ``upto``.
 
-        For tables of an application, it is the stored one: a former primary or a backup lacks rows above it.  There is
-        none without a history, as in the database of another program.  StoreError: the database cannot be read, or
+        For tables of an application, this is the stored position.  Without a history, as in the database of another
+        program, there is no stored position, and ``upto`` counts.  StoreError: the database cannot be read, or
         lacks the stream.
         """
         with self._used():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
 _PLAIN_PEER: Final = "this port uses TLS, but the peer connects without it: write tls: at the peer (HTTP: https://)"
-_VERSION: Final = "the two ends have no version of TLS in common: update the older one, to TLS 1.2 or newer"
+_VERSION: Final = "the two ends have no version of TLS in common: update the end that lacks TLS 1.2"
 _MEANINGS: Final = {  # by words of OpenSSL's reason
     "wrong version number": _NO_TLS,
     "packet length too long": _NO_TLS,
@@ -75,7 +75,7 @@ def client_tls(
 def tls_endpoint(reactor: Any, description: str) -> IStreamClientEndpoint:
     """Return the endpoint of ``description``, whose files are read now; errors as those of ``client_tls``.
 
-    Twisted's ``tls:`` shows only the first certificate of a file, and none of the authorities between.
+    Twisted's ``tls:`` shows only the first certificate of a file, and no intermediate certificates.
     """
     kind, named = split_endpoint(description, "host", "port", "timeout", "bindAddress")
     certificate = named.get("certificate")
@@ -245,7 +245,8 @@ def why_refused(certificate: Certificate, number: int, depth: int, unknown: str)
         return of_authority(why, certificate, depth)
     if number in ISSUER_NOT_FOUND:
         issuer = _shown(certificate.issuer)
-        return f"{unknown}; its issuer is {issuer}: if that is no root, the peer must send the certificate of it, too"
+        cure = "if that is an intermediate authority, the peer must send its certificate, too"
+        return f"{unknown}; its issuer is {issuer}: {cure}"
     if number in UNKNOWN_AUTHORITY:
         return unknown
     binding = Binding()
@@ -254,7 +255,7 @@ def why_refused(certificate: Certificate, number: int, depth: int, unknown: str)
 
 
 def of_authority(why: str, certificate: Certificate, depth: int) -> str:
-    """Return ``why``, with the name in a certificate unless ``depth`` is 0, that of the peer's own."""
+    """Return ``why``, with the name of the authority; at depth 0 the certificate is the peer's own."""
     return why if depth == 0 else f"{why}: it is that of the authority {_shown(certificate.subject)}"
 
 

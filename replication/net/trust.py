@@ -8,7 +8,7 @@ from typing import Final
 
 # OpenSSL's errors for a chain that ends without a trusted certificate, or at another one with the same name.
 UNKNOWN_AUTHORITY: Final = frozenset({2, 7, 18, 19, 20, 21})
-ISSUER_NOT_FOUND: Final = frozenset({2, 20, 21})  # among them: the chain ends at a certificate that is no root
+ISSUER_NOT_FOUND: Final = frozenset({2, 20, 21})  # a subset: the issuer of the last certificate is missing
 MAX_NAMES: Final = 500  # characters of a peer's names that are shown
 
 

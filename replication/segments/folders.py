@@ -126,7 +126,7 @@ class LocalFolder:
     def remove(self, name: str) -> None:
         """Remove a file, or a subfolder with its content, if there is one.
 
-        A task of a run that was killed may write there until Spark ends it.
+        A Spark task of a killed run may still write there, so the removal is repeated up to REMOVALS times.
         """
         target = self.path / name
         with _store_errors(target):

@@ -175,8 +175,8 @@ class StreamDefinition:
         for name in names:
             if _COLUMN.fullmatch(name) is None:
                 raise ConfigError(
-                    f"stream {self.name!r}: {name!r} is not the plain name of a table or column: use letters, digits "
-                    "and '_', a letter first; PostgreSQL finds its schema by search_path"
+                    f"stream {self.name!r}: {name!r} is not the plain name of a table or column: use 1 to 63 "
+                    "letters, digits and '_', and no digit first; PostgreSQL finds the schema by search_path"
                 )
 
     def sources(self, dialect: Dialect) -> Sequence[SourceTable]:

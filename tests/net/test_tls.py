@@ -133,7 +133,7 @@ class TlsTests(TlsCase):
     def test_a_peer_without_a_version_of_tls_in_common_has_the_cure(self) -> None:
         """Both ends had only the words of OpenSSL, such as `tlsv1 alert protocol version`."""
         self.serve(self.good, newest=SSL.TLS1_1_VERSION)
-        self.assert_refused("no version of TLS in common", "1.2 or newer", at_master="TLS failed")
+        self.assert_refused("no version of TLS in common", "update the end that lacks TLS 1.2", at_master="TLS failed")
         of_an_old_client = SSL.Error([("SSL routines", "", "unsupported protocol")])
         self.assertIn("no version of TLS in common", str(describe_tls_error(of_an_old_client, None, server=True)))
 

@@ -47,7 +47,7 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.sql("CREATE SEQUENCE downwards INCREMENT -1")
         self.sql("CREATE TABLE events (id bigint PRIMARY KEY DEFAULT nextval('downwards'), name text)")
         message = check(self.url, [StreamDefinition("events", **options_of(EVENTS), negative=True)])[0].error or ""
-        self.assertIn("let the DEFAULT be -nextval('NAME')", message)
+        self.assertIn("set the column's DEFAULT to -nextval('NAME')", message)
 
     def test_a_policy_that_hides_rows_is_reported_before_a_master_starts(self) -> None:
         self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")

@@ -65,7 +65,7 @@ def test_a_good_stream_name_is_accepted(name: str) -> None:
         ({"tables": [SourceTable(table="c", row=["a"] * 3, kind="k")], "row": ["a"] * 3}, "the stream's 3 fields"),
         ({"distinct": True}, "distinct and …_fields need tables"),
         ({"row": ["a"], "boolean_fields": ["a"]}, "distinct and …_fields need tables"),
-        ({"sequence": "a.b"}, "and '_', a letter first; PostgreSQL finds its schema by search_path"),
+        ({"sequence": "a.b"}, "and '_', and no digit first; PostgreSQL finds the schema by search_path"),
         ({"in_memory": True, "shares": "backfill"}, "is in memory"),
         ({"in_memory": True, "writers": ["a", "b"]}, "is in memory"),
     ],

@@ -260,7 +260,8 @@ def check_sequence(session: PostgresSession, table: Table) -> int | None:
         cure = f"ALTER SEQUENCE {sequence} INCREMENT 1 CACHE 1 NO CYCLE"
         if increment < 1 and table.definition.negative:
             cure = (
-                "name another one, which begins above all IDs without their signs; let the DEFAULT be -nextval('NAME')"
+                "create an ascending sequence that starts above the largest absolute ID, name it in the option "
+                "sequence, and set the column's DEFAULT to -nextval('NAME')"
             )
         raise SchemaError(f"sequence {sequence} of stream {name!r} does not hand out IDs in ascending order: {cure}")
     if lacking:

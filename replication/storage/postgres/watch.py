@@ -421,8 +421,8 @@ def _other_sequence(watched: _Watched, other: str) -> str:
     name, column = map(quoted, watched.table.default_id or ("", ""))
     return (
         f"column {column} of table {name} takes its IDs from {other} now, not from {watched.sequence}: restart this "
-        f"process; rows that were inserted since then with IDs up to {watched.durable or 0} are published only if they "
-        "get new IDs after that"
+        f"process; then give new IDs to rows that were inserted since the change with IDs up to {watched.durable or 0}"
+        ": otherwise no follower receives them"
     )
 
 
