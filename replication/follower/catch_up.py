@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from contextlib import suppress
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +19,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
-from replication.follower.doubts import count_facts
+from replication.follower.doubts import FactCount, count_facts
 from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.logs import TroubleLog
 from replication.net.endpoints import default_http_url, is_redis
@@ -295,8 +294,8 @@ class CatchUpSources:
         *,
         after: Token,
         upto: Token,
-    ) -> int | None:
-        """Return how many facts of a range the writer has, from a source with its ``history``; None if some are gone.
+    ) -> FactCount | None:
+        """Return the count of a writer's facts in a range, from a source with its ``history``; None if some are gone.
 
         CatchUpError: no source has this history and all of the range; the message has the reason of each.
         """
@@ -305,7 +304,7 @@ class CatchUpSources:
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 if [*await source.history(stream, writer)] == [*history]:
-                    count = await count_facts(partial(source.facts, stream, writer), after=after, upto=upto)
+                    count = await count_facts(source.facts, stream, writer, after=after, upto=upto)
                     if [*await source.history(stream, writer)] == [*history]:
                         return count
                 failures.append(f"{url or OWN_HTTP} does not have what {writer} has of {stream} up to {upto}")

@@ -1,31 +1,35 @@
 """Finds a fact that a restore or a failover has lost, although it kept facts with larger IDs (following.md E7).
 
 The histories alone do not show that.  So where the state of the tables has changed, the facts that a follower has
-applied in the range in doubt are counted, and compared with those of the writer.  A copy has its facts.  A function
-keeps none: there, the facts of the last seconds are counted as they are applied.  The numbers are stored with the
-position, so they outlive the process.
+applied in the range in doubt are counted, and compared with those of the writer.  New rows may be as many as were lost:
+so checksums of the IDs are compared, too.  A copy has its facts, and also compares a checksum of their rows.  A
+function keeps none: there, the facts of the last seconds are counted as they are applied.  The numbers are stored with
+the position, so they outlive the process.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from zlib import crc32
 
 import attrs
 import msgspec
 
 from replication.errors import CatchUpError, FactsGoneError
+from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Reset
+from replication.streams.facts import tokens_of
 from replication.streams.history import doubted_since
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorTime
 
     from replication.streams.cursor import Apply
+    from replication.streams.facts import Fact
     from replication.streams.history import History
     from replication.streams.interfaces import IStreamStore, Page
 
@@ -34,32 +38,87 @@ SLOTS: Final = 8  # of one writer: ten seconds, without the newest.  A writer st
 PAGE_ROWS: Final = 10_000
 
 
+class FactCount(NamedTuple):
+    """The number of facts in a range, and the checksums of their IDs and rows; None: not known.
+
+    Facts have one checksum in any order, and however they are divided.
+    """
+
+    facts: int = 0
+    ids: int | None = 0
+    rows: int | None = 0
+
+    def plus(self, other: FactCount) -> FactCount:
+        """Return the count of two ranges without a common fact."""
+        return FactCount(self.facts + other.facts, _sum(self.ids, other.ids), _sum(self.rows, other.rows))
+
+    def matches(self, other: FactCount) -> bool:
+        """Return whether both may be of the same facts: all that both know is equal."""
+        return all(None in pair or pair[0] == pair[1] for pair in zip(self, other, strict=True))
+
+
+def count_ids(facts: Sequence[Fact]) -> FactCount:
+    """Return the count of facts, without their rows."""
+    return FactCount(len(facts), _checksum(map(b"%d".__mod__, tokens_of(facts))), None)
+
+
+def count_with_rows(stream: StreamName, facts: Sequence[Fact]) -> FactCount:
+    """Return the count of facts with their rows; a row in which an access token is hidden has the same checksum."""
+    shown = hide_access_tokens(stream, facts)
+    return count_ids(facts)._replace(rows=_checksum("\n".join((str(at), *rows)).encode() for at, rows in shown))
+
+
+def _checksum(items: Iterable[bytes]) -> int:
+    # The CRC is linear.  Without the squares, the sum could stay the same if two rows exchange their IDs.
+    return sum([crc32(item) ** 2 for item in items]) % 2**32
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else (one + other) % 2**32
+
+
 class ICountsFacts(Protocol):
     """Counts the facts that a writer has."""
 
     def __call__(
         self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
-    ) -> Coroutine[Deferred[Any], Any, int | None]:
-        """Return the number of facts in a source with ``history``; None if some are gone.  CatchUpError: no source."""
+    ) -> Coroutine[Deferred[Any], Any, FactCount | None]:
+        """Return the count of facts in a source with ``history``; None if some are gone.  CatchUpError: no source."""
         ...
 
 
-async def count_facts(page_of: Callable[..., Coroutine[Deferred[Any], Any, Page]], *, after: Token, upto: Token) -> int:
-    """Return how many facts the pages of a range have; CatchUpError if the source does not have all of the range."""
-    count, at = 0, after
+async def count_facts(
+    page_of: Callable[..., Coroutine[Deferred[Any], Any, Page]],
+    stream: StreamName,
+    writer: InstanceName,
+    *,
+    after: Token,
+    upto: Token,
+) -> FactCount:
+    """Return the count of the pages of a range; CatchUpError if the source does not have all of the range."""
+    count, at = FactCount(), after
     while at < upto:
-        page = await page_of(after=at, upto=upto, limit=PAGE_ROWS)
+        page = await page_of(stream, writer, after=at, upto=upto, limit=PAGE_ROWS)
         if page.upto <= at:
             raise CatchUpError(f"the source has nothing after {at}")
-        count, at = count + len(page.facts), page.upto
+        count, at = count.plus(count_with_rows(stream, page.facts)), page.upto
     return count
 
 
 class Slot(NamedTuple):
-    """The number of facts above ``after`` that were applied, up to the next slot."""
+    """The number of facts above ``after`` that were applied, up to the next slot, and the checksum of their IDs.
+
+    An older program has stored no checksum.
+    """
 
     after: Token
     facts: int
+    ids: int | None = None
+
+    @property
+    def counted(self) -> FactCount:
+        """The count of these facts, without their rows."""
+        return FactCount(self.facts, self.ids, None)
 
 
 class RecentFacts(NamedTuple):
@@ -78,23 +137,24 @@ class RecentFacts(NamedTuple):
             return RecentFacts(step.to, (), now)
         if step.upto == step.after:
             return self
-        count, slots = len(step.facts), self.slots if step.after == self.upto else ()
+        count, slots = count_ids(step.facts), self.slots if step.after == self.upto else ()
         if not slots or now - self.began >= SLOT:
-            return RecentFacts(step.upto, (*slots, Slot(step.after, count))[-SLOTS:], now)
-        last = Slot(slots[-1].after, slots[-1].facts + count)
+            return RecentFacts(step.upto, (*slots, Slot(step.after, count.facts, count.ids))[-SLOTS:], now)
+        count = slots[-1].counted.plus(count)
+        last = Slot(slots[-1].after, count.facts, count.ids)
         return RecentFacts(step.upto, (*slots[:-1], last), self.began)
 
-    def above(self, token: Token) -> Slot | None:
-        """Return a place at or below ``token``, and the number of facts above it; None if that is not known."""
-        count = 0
+    def above(self, token: Token) -> tuple[Token, FactCount] | None:
+        """Return a place at or below ``token``, and the count of facts above it; None if that is not known."""
+        count = FactCount()
         for slot in reversed(self.slots):
-            count += slot.facts
+            count = count.plus(slot.counted)
             if slot.after <= token:
-                return Slot(slot.after, count)
+                return slot.after, count
         return None
 
     def encode(self) -> str:
-        """Return the position and the slots as JSON, ``[upto,[[after,facts],…]]``."""
+        """Return the position and the slots as JSON, ``[upto,[[after,facts,ids],…]]``."""
         return msgspec.json.encode((self.upto, self.slots)).decode()
 
     @classmethod
@@ -165,14 +225,14 @@ class Doubts:
             return after
         place, count = applied
         found = await self._count(self._stream, writer, theirs, after=place, upto=after)
-        return after if found is None or found == count else since
+        return after if found is None or found.matches(count) else since
 
-    async def _applied(self, writer: InstanceName, after: Token, upto: Token) -> tuple[Token, int] | None:
+    async def _applied(self, writer: InstanceName, after: Token, upto: Token) -> tuple[Token, FactCount] | None:
         if self._copies is None:
             recent = self._recent.get(writer)
             return None if recent is None else recent.above(after)
         try:
-            return after, await count_facts(partial(self._copies.facts, self._stream, writer), after=after, upto=upto)
+            return after, await count_facts(self._copies.facts, self._stream, writer, after=after, upto=upto)
         except FactsGoneError:
             return None
 

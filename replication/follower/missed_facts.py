@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from replication.follower.catch_up import CatchUpSources
+    from replication.follower.doubts import FactCount
     from replication.follower.history import FollowedHistories
     from replication.follower.links import FollowedLinks
     from replication.follower.relay import Relay
@@ -104,8 +105,8 @@ class MissedFacts:
 
     async def count(
         self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
-    ) -> int | None:
-        """Return how many facts of a range the writer has, as ``CatchUpSources.count`` does."""
+    ) -> FactCount | None:
+        """Return the count of a writer's facts in a range, as ``CatchUpSources.count`` does."""
         return await self.sources.count(
             self._links.endpoint(stream, writer), stream, writer, history, after=after, upto=upto
         )

@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
 from replication.follower.catch_up import LARGE_GAP, PUT_OFF, SLOW, CatchUpSources
+from replication.follower.doubts import count_with_rows
 from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.segments.folders import LocalFolder
 from replication.segments.histories import HISTORIES
@@ -433,14 +434,16 @@ class CountTests(SourcesCase):
     def test_pages_are_counted_up_to_the_end(self) -> None:
         facts = [Fact(Token(token), ("[]",)) for token in (6, 7, 9)]
         first = Page(facts[:2], Token(8), limited=True)
-        self.assertEqual(self.count([first, Page(facts[2:], Token(9), limited=False)]), [3])
+        self.assertEqual(
+            self.count([first, Page(facts[2:], Token(9), limited=False)]), [count_with_rows(ORDERS, facts)]
+        )
 
     def test_a_source_with_another_history_or_without_the_end_is_passed_over(self) -> None:
         facts = [Fact(Token(9), ("[]",))]
-        whole = Page(facts, Token(9), limited=False)
-        self.assertEqual(self.count(Page((), Token(9), limited=False), whole, stale=1), [1])
-        self.assertEqual(self.count(Page((), Token(5), limited=False), whole), [1])
-        self.assertEqual(self.count(CatchUpError("down"), whole), [1])
+        whole, count = Page(facts, Token(9), limited=False), count_with_rows(ORDERS, facts)
+        self.assertEqual(self.count(Page((), Token(9), limited=False), whole, stale=1), [count])
+        self.assertEqual(self.count(Page((), Token(5), limited=False), whole), [count])
+        self.assertEqual(self.count(CatchUpError("down"), whole), [count])
         (failure,) = self.count(*[Page((), Token(each), limited=False) for each in (9, 5)], stale=1)
         what = "source0:1 does not have what master has of orders up to 9; the source has nothing after 5"
         self.assertIn(what, str(failure.value))

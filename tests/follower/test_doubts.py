@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
@@ -9,11 +11,21 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, StoreError
 from replication.follower.catch_up import CatchUpSources
-from replication.follower.doubts import SLOT, SLOTS, Doubts, RecentFacts, Slot
+from replication.follower.doubts import (
+    SLOT,
+    SLOTS,
+    Doubts,
+    FactCount,
+    RecentFacts,
+    Slot,
+    count_ids,
+    count_with_rows,
+)
 from replication.follower.history import FollowedHistories
 from replication.follower.merge import MergingFollower
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.cursor import Apply, Reset
+from replication.streams.definitions import CACHES
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -21,7 +33,7 @@ from tests.doubles import logged, now
 from tests.follower.cases import HELLO, MASTER, ORDERS, FollowerCase, WorkerCase, fact, position, rdata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from replication.follower.application import ApplyTransaction
     from replication.streams.facts import Fact
@@ -30,18 +42,31 @@ if TYPE_CHECKING:
 
 FIRST = Epoch("a.00000001", Token(1), Token(1))
 PROMOTED = Epoch("b.00000002", Token(4), Token(8))  # 5 to 8 are in doubt
+LESS = [*map(fact, (2, 3, 4, 5, 7, 8))]  # 6 is lost
 RESTARTED = Epoch("b.00000001", Token(4), Token(8))  # as after a kill
 
 
+def facts(tokens: Iterable[int]) -> list[Fact]:
+    return [*map(fact, tokens)]
+
+
+def stored(upto: int, *slots: tuple[int, Iterable[int]]) -> str:
+    """Return the text that is stored after these facts, each slot with what is below it."""
+    counts = [(after, count_ids(facts(tokens))) for after, tokens in slots]
+    return RecentFacts(
+        Token(upto), tuple([Slot(Token(after), each.facts, each.ids) for after, each in counts])
+    ).encode()
+
+
 class DoubtsCase(FollowerCase):
-    """The writer has ``found`` facts of the range in doubt."""
+    """The writer has the facts ``found`` after it has come back."""
 
     undo: Callable[..., object] | None = None
     linear = False
 
     def setUp(self) -> None:
         self.published: History = [FIRST]
-        self.found: int | Exception | None = 4
+        self.found: Sequence[Fact] | Exception | None = facts(range(2, 9))
         self.counted: list[tuple[int, int]] = []
         super().setUp()
 
@@ -72,12 +97,14 @@ class DoubtsCase(FollowerCase):
 
     async def count(
         self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
-    ) -> int | None:
+    ) -> FactCount | None:
         assert (stream, writer, [*history]) == (ORDERS, MASTER, [*self.published])
         self.counted.append((after, upto))
         if isinstance(self.found, Exception):
             raise self.found
-        return self.found
+        if self.found is None:
+            return None
+        return count_with_rows(stream, [each for each in self.found if after < each.token <= upto])
 
     def follow_to_eight(self) -> None:
         """Follow the writer up to 8, and lose the connection."""
@@ -106,21 +133,36 @@ class CopyTests(DoubtsCase):
         self.rows(*map(fact, range(2, 7)))
         self.at(6, 8)
         self.follower.connection_lost("link")
-        self.found = 4
+        self.found = facts(range(2, 9))
         self.process.pages = [Page([*map(fact, range(5, 10))], Token(9), limited=False)]
         self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
         self.assertEqual((self.counted, self.tokens()), ([(4, 8)], [*range(2, 10)]))
 
     def test_a_copy_goes_back_if_the_writer_has_fewer_facts(self) -> None:
         self.follow_to_eight()
-        self.found = 3
+        self.found = LESS
         self.process.pages = [Page([*map(fact, (5, 7, 8, 9))], Token(9), limited=False)]
         self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
         self.assertEqual((self.counted, self.process.asked), ([(4, 8)], [(4, 9)]))
         self.assertEqual(self.tokens(), [2, 3, 4, 5, 7, 8, 9])
 
+    def test_a_copy_goes_back_if_as_many_facts_have_other_ids_or_other_rows(self) -> None:
+        """External writers have inserted them before the writer came back."""
+        for new in ([fact(5), fact(7)], [fact(5), fact(6, '["another"]')]):
+            self.setUp()
+            self.at(0, 1)
+            self.rows(*map(fact, range(2, 7)))
+            self.at(6, 8)
+            self.follower.connection_lost("link")
+            self.found = [*facts(range(2, 5)), *new]
+            self.process.pages = [Page([*new, fact(9)], Token(9), limited=False)]
+            self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
+            stored = self.store._streams[ORDERS].facts
+            self.assertEqual(self.tokens(), [2, 3, 4, *[each.token for each in new], 9])
+            self.assertIn(new[1].texts[0], str(stored))
+
     def test_a_copy_stays_where_it_is_if_nothing_is_lost_or_that_cannot_be_known(self) -> None:
-        for found in (4, None):
+        for found in (facts(range(2, 9)), None):
             self.setUp()
             self.follow_to_eight()
             self.found = found
@@ -157,7 +199,7 @@ class CopyTests(DoubtsCase):
         self.at(13, 13, link="next")
         self.assertEqual(self.process.asked, [(8, 13)])  # no source has that
         self.follower.connection_lost("next")
-        self.found, self.published = 3, [FIRST, PROMOTED]
+        self.found, self.published = LESS, [FIRST, PROMOTED]
         self.process.pages = [Page([*map(fact, (5, 7, 8))], Token(8), limited=False)]
         self.at(8, 8, link="third")
         self.process.clock.advance(1.0)
@@ -169,10 +211,53 @@ class CopyTests(DoubtsCase):
         self.assertIn(
             "checking the history of orders of master after 8: CatchUpError: down", self.come_back(PROMOTED)[0]
         )
-        self.found = 4
+        self.found = facts(range(2, 9))
         self.process.pages = [Page([fact(9)], Token(9), limited=False)]
         self.process.clock.advance(1.0)
         self.assertEqual(self.tokens(), [*range(2, 10)])
+
+
+class CountTests(SynchronousTestCase):
+    def test_a_count_is_the_same_in_any_order_and_however_it_is_divided(self) -> None:
+        for count in (count_ids, partial(count_with_rows, ORDERS)):
+            whole = count(facts(range(2, 9)))
+            for one, other in ((range(2, 5), range(5, 9)), ((8, 3, 4, 7), (6, 2, 5)), ((), range(8, 1, -1))):
+                self.assertEqual(count(facts(one)).plus(count(facts(other))), whole)
+                self.assertLess(max(whole.ids or 0, whole.rows or 0), 2**32)
+
+    def test_as_many_facts_with_other_ids_do_not_match(self) -> None:
+        counts = [count_ids(facts(each)) for each in combinations(range(995, 1005), 5)]
+        self.assertEqual(len(set(counts)), len(counts))
+        self.assertFalse(counts[0].matches(counts[1]))
+        self.assertTrue(counts[0].matches(counts[0]))
+
+    def test_the_same_ids_with_other_rows_do_not_match(self) -> None:
+        """Also if rows have exchanged their IDs, or are divided into other facts."""
+        cases = [
+            [fact(2, "[1]", "[2]"), fact(3, "[3]")],
+            [fact(2, "[1]", "[2]"), fact(3, "[4]")],
+            [fact(2, "[1]"), fact(3, "[2]", "[3]")],
+            [fact(2, "[3]"), fact(3, "[1]", "[2]")],
+            [fact(2, "[2]", "[1]"), fact(3, "[3]")],
+            [fact(2, "[1]", "[2]"), fact(3, '["3\u00e9😀"]')],
+        ]
+        counts = [count_with_rows(ORDERS, each) for each in cases]
+        self.assertEqual((len(set(counts)), len({each.ids for each in counts})), (len(cases), 1))
+        for one, other in combinations(counts, 2):
+            self.assertFalse(one.matches(other))
+
+    def test_what_one_side_does_not_know_is_not_compared(self) -> None:
+        known = count_with_rows(ORDERS, facts((2, 3)))
+        for ids, rows in ((None, None), (known.ids, None), (None, known.rows)):
+            self.assertTrue(known.matches(FactCount(2, ids, rows)))
+            self.assertTrue(FactCount(2, ids, rows).matches(known))
+            self.assertFalse(FactCount(3, ids, rows).matches(known))
+
+    def test_a_hidden_access_token_changes_nothing(self) -> None:
+        """A relay may hide what its writer shows."""
+        rows = [f'["get_user_by_access_token",{keys},1]' for keys in ('["secret"]', '["other"]', "null")]
+        self.assertEqual(len({count_with_rows(CACHES, [fact(2, row)]) for row in rows}), 1)
+        self.assertEqual(len({count_with_rows(ORDERS, [fact(2, row)]) for row in rows}), 3)
 
 
 class FunctionTests(DoubtsCase):
@@ -196,7 +281,7 @@ class FunctionTests(DoubtsCase):
 
     def test_the_facts_of_the_last_seconds_are_counted(self) -> None:
         self.follow_to_eight()
-        self.found = 3
+        self.found = LESS
         self.process.pages = [Page([*map(fact, (5, 7, 8, 9))], Token(9), limited=False)]
         self.come_back(PROMOTED)
         self.assertEqual((self.counted, self.applied), ([(4, 8)], [2, 3, 4, 5, 7, 8, 9]))
@@ -207,10 +292,30 @@ class FunctionTests(DoubtsCase):
         self.process.clock.advance(SLOT)
         self.at(4, 8)
         self.follower.connection_lost("link")
-        self.found = 2
+        self.found = facts((2, 3, 4, 7, 8))
         self.process.pages = [Page([fact(7), fact(8), fact(9)], Token(9), limited=False)]
         self.come_back(PROMOTED)
         self.assertEqual((self.position(), self.applied), (9, [2, 3, 4, 7, 8, 9]))
+
+    def test_a_function_goes_back_if_as_many_facts_have_other_ids(self) -> None:
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 7)))
+        self.at(6, 8)
+        self.follower.connection_lost("link")
+        self.found = facts((2, 3, 4, 5, 7))
+        self.process.pages = [Page(facts((5, 7, 9)), Token(9), limited=False)]
+        self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
+        self.assertEqual((self.position(), self.applied), (9, [2, 3, 4, 5, 7, 9]))
+
+    def test_a_text_without_checksums_compares_the_number_only(self) -> None:
+        for found, after in (([*facts(range(2, 7)), fact(7, '["another"]'), fact(8)], 8), (LESS, 4)):
+            self.setUp()
+            self.follow_to_eight()
+            self.store._counts[ORDERS, MASTER] = "[8,[[0,3],[4,4]]]"
+            self.start_again()
+            self.found = found
+            self.come_back(PROMOTED)
+            self.assertEqual((self.counted, self.process.asked), ([(4, 8)], [(after, 9)]))
 
     def start_again(self) -> None:
         """Start another process on the same store."""
@@ -222,13 +327,13 @@ class FunctionTests(DoubtsCase):
 
     def test_facts_that_an_earlier_process_applied_are_counted(self) -> None:
         self.follow_to_eight()
-        self.assertEqual(self.counts(), "[8,[[0,3],[4,4]]]")
+        self.assertEqual(self.counts(), stored(8, (0, range(2, 5)), (4, range(5, 9))))
         self.start_again()
-        self.found = 3
+        self.found = LESS
         self.process.pages = [Page([*map(fact, (5, 7, 8, 9))], Token(9), limited=False)]
         self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
         self.assertEqual((self.counted, self.applied), ([(4, 8)], [2, 3, 4, 5, 7, 8, 9]))
-        self.assertEqual(self.counts(), "[9,[[4,4]]]")
+        self.assertEqual(self.counts(), stored(9, (4, (5, 7, 8, 9))))
 
     def test_a_new_process_adds_to_the_stored_number(self) -> None:
         self.at(0, 1)
@@ -239,7 +344,7 @@ class FunctionTests(DoubtsCase):
         self.rows(*map(fact, range(5, 9)))
         self.follower.connection_lost("link")
         self.start_again()
-        self.found, self.process.pages = 6, [Page([*map(fact, range(2, 10))], Token(9), limited=False)]
+        self.found, self.process.pages = [*LESS, fact(9)], [Page([*map(fact, range(2, 10))], Token(9), limited=False)]
         self.come_back(PROMOTED)
         self.assertEqual((self.counted, self.position(), self.process.asked), ([(0, 8)], 9, [(4, 9)]))
 
@@ -247,10 +352,10 @@ class FunctionTests(DoubtsCase):
         self.at(0, 1)
         self.store.errors["commit"] = StoreError("locked")
         self.rows(*map(fact, range(2, 5)))
-        self.assertEqual(self.counts(), "[1,[[0,0]]]")
+        self.assertEqual(self.counts(), "[1,[[0,0,0]]]")
         self.store.errors.clear()
         self.process.clock.advance(1.0)
-        self.assertEqual(self.counts(), "[4,[[0,3]]]")
+        self.assertEqual(self.counts(), stored(4, (0, range(2, 5))))
 
     def test_without_the_number_at_the_position_the_writer_is_trusted(self) -> None:
         """An older program stores none, and moves the position."""
@@ -265,7 +370,7 @@ class FunctionTests(DoubtsCase):
             self.follow_to_eight()
             change()
             self.start_again()
-            self.found = 3
+            self.found = LESS
             self.process.pages = [Page([fact(10)], Token(10), limited=False)]
             self.published = [FIRST, Epoch("b.00000002", Token(4), Token(9))]
             self.at(10, 10, link="next")
@@ -278,7 +383,8 @@ class FunctionTests(DoubtsCase):
         self.assertIsNone(self.follower.histories.counts_after(MASTER, again))
         self.follower.histories.applied(MASTER, again)
         self.assertEqual(
-            self.follower.histories.counts_after(MASTER, Apply([], Token(8), Token(9))), "[9,[[0,3],[4,4]]]"
+            self.follower.histories.counts_after(MASTER, Apply([], Token(8), Token(9))),
+            stored(9, (0, range(2, 5)), (4, range(5, 9))),
         )
 
     def test_nothing_is_stored_for_a_writer_without_a_history(self) -> None:
@@ -310,8 +416,8 @@ class LinearTests(DoubtsCase):
 
     async def count(
         self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
-    ) -> int | None:
-        return len([token for token in range(2, 9) if after < token <= upto])  # nothing is lost
+    ) -> FactCount | None:
+        return count_ids(facts(range(max(after, 1) + 1, upto + 1)))  # nothing is lost
 
     def test_facts_whose_transaction_ends_during_the_comparison_are_not_taken_for_lost_ones(self) -> None:
         for answer in ([], [Deferred[None]()]):
@@ -330,7 +436,8 @@ class LinearTests(DoubtsCase):
                 for each in answer:
                     each.callback(None)
             self.assertEqual((messages, self.applied, self.position()), ([], [2, 3, 4, 5, 6, 7, 8], 8))
-            self.assertEqual(now(self.store.applied_counts(ORDERS, InstanceName("worker1"))), {MASTER: "[8,[[0,7]]]"})
+            texts = now(self.store.applied_counts(ORDERS, InstanceName("worker1")))
+            self.assertEqual(texts, {MASTER: stored(8, (0, range(2, 9)))})
 
 
 class RecentFactsTests(SynchronousTestCase):
@@ -342,7 +449,8 @@ class RecentFactsTests(SynchronousTestCase):
         self.recent = self.recent.with_step(Apply([*map(fact, tokens)], Token(after), Token(max(tokens))), self.time)
 
     def above(self, token: int) -> tuple[int, int] | None:
-        return self.recent.above(Token(token))
+        found = self.recent.above(Token(token))
+        return None if found is None else (found[0], found[1].facts)
 
     def test_a_place_at_or_below_the_token_is_found(self) -> None:
         self.note(0, 2, 3)
@@ -350,6 +458,7 @@ class RecentFactsTests(SynchronousTestCase):
         self.time += SLOT
         self.note(5, 6, 9)
         self.assertEqual([self.above(token) for token in (0, 4, 5, 7)], [(0, 5), (0, 5), (5, 2), (5, 2)])
+        self.assertEqual(self.recent.above(Token(0)), (0, count_ids(facts((2, 3, 5, 6, 9)))))
 
     def test_older_facts_are_forgotten(self) -> None:
         for token in range(2, SLOTS + 4):
@@ -370,9 +479,23 @@ class RecentFactsTests(SynchronousTestCase):
         self.note(0, 2, 3)
         self.time += SLOT
         self.note(3, 5)
-        self.assertEqual(self.recent.encode(), "[5,[[0,2],[3,1]]]")
+        self.assertEqual(self.recent.encode(), "[5,[[0,2,3061161602],[3,1,3725584964]]]")
         found = RecentFacts.decode(self.recent.encode(), 100.0)
-        self.assertEqual(found, RecentFacts(Token(5), (Slot(Token(0), 2), Slot(Token(3), 1)), 100.0))
+        slots = Slot(Token(0), 2, 3061161602), Slot(Token(3), 1, 3725584964)
+        self.assertEqual(found, RecentFacts(Token(5), slots, 100.0))
+
+    def test_a_text_without_checksums_is_read_and_its_facts_have_none(self) -> None:
+        """An older program has stored it."""
+        found = RecentFacts.decode("[5,[[0,2],[3,1]]]", 0.0)
+        assert found is not None
+        self.recent = found
+        self.note(5, 6)
+        self.assertEqual(self.recent.encode(), "[6,[[0,2,null],[3,2,null]]]")
+        self.assertEqual(self.recent.above(Token(2)), (0, FactCount(4, None, None)))
+        self.time += SLOT
+        self.note(6, 8)
+        self.assertEqual(self.recent.above(Token(6)), (6, count_ids([fact(8)])))
+        self.assertEqual(self.recent.above(Token(3)), (3, FactCount(3, None, None)))
 
     def test_a_text_of_another_form_is_not_read(self) -> None:
         for text in ("", "[5]", "[5,[[0]]]", '{"upto":5}'):
@@ -388,9 +511,9 @@ class WorkerTests(WorkerCase):
         async def history(*_: object) -> History:
             return [*published]
 
-        async def count(_: object, *of: object, **tokens: int) -> int:
+        async def count(_: object, *of: object, **tokens: int) -> FactCount:
             counted.extend([*of, tokens])
-            return 1
+            return FactCount(1, None, None)
 
         self.patch(CatchUpSources, "history", history)
         self.patch(CatchUpSources, "count", count)

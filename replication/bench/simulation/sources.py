@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, succeed
 from replication.bench.simulation.host import PORT
 from replication.bench.simulation.writing import MasterHost
 from replication.errors import CatchUpError, FactsGoneError, ReplicationError, UnknownStreamError
-from replication.follower.doubts import count_facts
+from replication.follower.doubts import FactCount, count_facts
 from replication.streams.facts import fact_bytes
 from replication.web.pages import encode_page, read_page
 
@@ -195,12 +195,12 @@ class SimulatedSources:
         *,
         after: Token,
         upto: Token,
-    ) -> int | None:
-        """Return how many facts the master or relay has, as pages of its HTTP API do; None if some are gone."""
+    ) -> FactCount | None:
+        """Return the count of facts of the master or relay, as pages of its HTTP API do; None if some are gone."""
         _, served = self._asked(endpoint)
         same = [*await self.history(endpoint, stream, writer)] == [*history]
         try:
-            count = await count_facts(partial(served.page, stream, writer), after=after, upto=upto)
+            count = await count_facts(served.page, stream, writer, after=after, upto=upto)
         except FactsGoneError:
             return None
         if not same:
