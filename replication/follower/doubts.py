@@ -2,13 +2,15 @@
 
 The histories alone do not show that.  So where the state of the tables has changed, the facts that a follower has
 applied in the range in doubt are counted, and compared with those of the writer.  New rows may be as many as were lost:
-so checksums of the IDs are compared, too.  A copy has its facts, and also compares a checksum of their rows.  A
-function keeps none: there, the facts of the last seconds are counted as they are applied.  The numbers are stored with
-the position, so they outlive the process.
+so checksums of the IDs are compared, too, and of the rows.  Without a function of ``on_reset``, the stream would stop
+because an application has changed its rows: there, rows are not compared.  A copy has its facts.  A function keeps
+none: there, the facts of the last seconds are counted as they are applied.  The numbers are stored with the position,
+so they outlive the process.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
@@ -18,7 +20,6 @@ import msgspec
 from replication.errors import CatchUpError, FactsGoneError
 from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Reset
-from replication.streams.facts import tokens_of
 from replication.streams.history import doubted_since
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -59,18 +60,18 @@ class FactCount(NamedTuple):
 
 def count_ids(facts: Sequence[Fact]) -> FactCount:
     """Return the count of facts, without their rows."""
-    return FactCount(len(facts), _checksum(map(b"%d".__mod__, tokens_of(facts))), None)
+    return FactCount(len(facts), _checksum(crc32(b"%d" % token) for token, _ in facts), None)
 
 
 def count_with_rows(stream: StreamName, facts: Sequence[Fact]) -> FactCount:
     """Return the count of facts with their rows; a row in which an access token is hidden has the same checksum."""
     shown = hide_access_tokens(stream, facts)
-    return count_ids(facts)._replace(rows=_checksum("\n".join((str(at), *rows)).encode() for at, rows in shown))
+    return count_ids(facts)._replace(rows=_checksum(crc32("\n".join(rows).encode(), at % 2**32) for at, rows in shown))
 
 
-def _checksum(items: Iterable[bytes]) -> int:
-    # The CRC is linear.  Without the squares, the sum could stay the same if two rows exchange their IDs.
-    return sum([crc32(item) ** 2 for item in items]) % 2**32
+def _checksum(crcs: Iterable[int]) -> int:
+    # A CRC is linear.  Without the squares, the sum could stay the same if two rows exchange their IDs.
+    return sum([crc * crc for crc in crcs]) % 2**32
 
 
 def _sum(one: int | None, other: int | None) -> int | None:
@@ -106,19 +107,17 @@ async def count_facts(
 
 
 class Slot(NamedTuple):
-    """The number of facts above ``after`` that were applied, up to the next slot, and the checksum of their IDs.
-
-    An older program has stored no checksum.
-    """
+    """The count of facts above ``after`` that were applied, up to the next slot; an older text has no checksum."""
 
     after: Token
     facts: int
     ids: int | None = None
+    rows: int | None = None
 
     @property
     def counted(self) -> FactCount:
-        """The count of these facts, without their rows."""
-        return FactCount(self.facts, self.ids, None)
+        """The count alone."""
+        return FactCount(self.facts, self.ids, self.rows)
 
 
 class RecentFacts(NamedTuple):
@@ -131,17 +130,18 @@ class RecentFacts(NamedTuple):
     slots: tuple[Slot, ...] = ()
     began: float = 0.0
 
-    def with_step(self, step: Apply | Reset, now: float) -> RecentFacts:
+    def with_step(
+        self, step: Apply | Reset, now: float, count_of: Callable[[Sequence[Fact]], FactCount] = count_ids
+    ) -> RecentFacts:
         """Return what is known once a step is applied; facts below the position, which came late, do not count."""
         if isinstance(step, Reset):
             return RecentFacts(step.to, (), now)
         if step.upto == step.after:
             return self
-        count, slots = count_ids(step.facts), self.slots if step.after == self.upto else ()
+        count, slots = count_of(step.facts), self.slots if step.after == self.upto else ()
         if not slots or now - self.began >= SLOT:
-            return RecentFacts(step.upto, (*slots, Slot(step.after, count.facts, count.ids))[-SLOTS:], now)
-        count = slots[-1].counted.plus(count)
-        last = Slot(slots[-1].after, count.facts, count.ids)
+            return RecentFacts(step.upto, (*slots, Slot(step.after, *count))[-SLOTS:], now)
+        last = Slot(slots[-1].after, *slots[-1].counted.plus(count))
         return RecentFacts(step.upto, (*slots[:-1], last), self.began)
 
     def above(self, token: Token) -> tuple[Token, FactCount] | None:
@@ -154,7 +154,7 @@ class RecentFacts(NamedTuple):
         return None
 
     def encode(self) -> str:
-        """Return the position and the slots as JSON, ``[upto,[[after,facts,ids],…]]``."""
+        """Return the position and the slots as JSON, ``[upto,[[after,facts,ids,rows],…]]``."""
         return msgspec.json.encode((self.upto, self.slots)).decode()
 
     @classmethod
@@ -178,6 +178,7 @@ class Doubts:
         copies: the store with the copy of the facts; None for a function.
         clock: for the facts of the last seconds.
         count: counts the facts of a writer.
+        undone: whether a function of ``on_reset`` undoes facts; then the rows that a function has applied are compared.
 
     """
 
@@ -185,6 +186,7 @@ class Doubts:
     _copies: IStreamStore | None
     _clock: IReactorTime
     _count: ICountsFacts
+    _undone: bool = False
     _recent: dict[InstanceName, RecentFacts] = attrs.field(init=False, factory=dict)
     # What is noted once the transaction of the step has ended.
     _stored: dict[InstanceName, tuple[Apply | Reset, RecentFacts]] = attrs.field(init=False, factory=dict)
@@ -237,4 +239,5 @@ class Doubts:
             return None
 
     def _with_step(self, writer: InstanceName, step: Apply | Reset) -> RecentFacts:
-        return self._recent.get(writer, _NONE).with_step(step, self._clock.seconds())
+        count_of = partial(count_with_rows, self._stream) if self._undone else count_ids
+        return self._recent.get(writer, _NONE).with_step(step, self._clock.seconds(), count_of)

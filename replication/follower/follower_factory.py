@@ -145,5 +145,6 @@ class FollowerFactory:
                 copies=self._store if mode is FollowMode.COPIED else None,
                 clock=self._lifetime.clock,
                 count=self._missed.count,
+                undone=name in self._functions.undo,
             ),
         )

@@ -53,15 +53,14 @@ def facts(tokens: Iterable[int]) -> list[Fact]:
 def stored(upto: int, *slots: tuple[int, Iterable[int]]) -> str:
     """Return the text that is stored after these facts, each slot with what is below it."""
     counts = [(after, count_ids(facts(tokens))) for after, tokens in slots]
-    return RecentFacts(
-        Token(upto), tuple([Slot(Token(after), each.facts, each.ids) for after, each in counts])
-    ).encode()
+    return RecentFacts(Token(upto), tuple([Slot(Token(after), *each) for after, each in counts])).encode()
 
 
 class DoubtsCase(FollowerCase):
     """The writer has the facts ``found`` after it has come back."""
 
     undo: Callable[..., object] | None = None
+    undone = False
     linear = False
 
     def setUp(self) -> None:
@@ -75,7 +74,11 @@ class DoubtsCase(FollowerCase):
     ) -> StreamFollower:
         copied = self.mode is FollowMode.COPIED
         doubts = Doubts(
-            stream=ORDERS, copies=self.store if copied else None, clock=self.process.clock, count=self.count
+            stream=ORDERS,
+            copies=self.store if copied else None,
+            clock=self.process.clock,
+            count=self.count,
+            undone=self.undone,
         )
         histories = FollowedHistories(
             stream=ORDERS,
@@ -307,6 +310,26 @@ class FunctionTests(DoubtsCase):
         self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
         self.assertEqual((self.position(), self.applied), (9, [2, 3, 4, 5, 7, 9]))
 
+    def test_a_function_that_is_undone_goes_back_if_the_same_ids_have_other_rows(self) -> None:
+        """Without a function of ``on_reset``, the stream would stop because an application has changed a row."""
+        for self.undone, after in ((True, 4), (False, 8)):
+            self.setUp()
+            self.follow_to_eight()
+            self.start_again()
+            self.found = [*facts(range(2, 8)), fact(8, '["another"]')]
+            self.come_back(PROMOTED)
+            self.assertEqual((self.counted, self.process.asked), ([(4, 8)], [(after, 9)]))
+
+    def test_a_function_that_is_undone_stays_where_it_is_if_nothing_is_lost(self) -> None:
+        self.undone = True
+        self.setUp()
+        self.follow_to_eight()
+        rows = count_with_rows(ORDERS, facts(range(2, 5))).rows
+        self.assertIn(f",{rows}],[4,4,", self.counts() or "")
+        self.start_again()
+        self.process.pages = [Page([fact(9)], Token(9), limited=False)]
+        self.assertEqual((self.come_back(PROMOTED), self.process.asked), ([], [(8, 9)]))
+
     def test_a_text_without_checksums_compares_the_number_only(self) -> None:
         for found, after in (([*facts(range(2, 7)), fact(7, '["another"]'), fact(8)], 8), (LESS, 4)):
             self.setUp()
@@ -352,7 +375,7 @@ class FunctionTests(DoubtsCase):
         self.at(0, 1)
         self.store.errors["commit"] = StoreError("locked")
         self.rows(*map(fact, range(2, 5)))
-        self.assertEqual(self.counts(), "[1,[[0,0,0]]]")
+        self.assertEqual(self.counts(), "[1,[[0,0,0,null]]]")
         self.store.errors.clear()
         self.process.clock.advance(1.0)
         self.assertEqual(self.counts(), stored(4, (0, range(2, 5))))
@@ -479,7 +502,7 @@ class RecentFactsTests(SynchronousTestCase):
         self.note(0, 2, 3)
         self.time += SLOT
         self.note(3, 5)
-        self.assertEqual(self.recent.encode(), "[5,[[0,2,3061161602],[3,1,3725584964]]]")
+        self.assertEqual(self.recent.encode(), "[5,[[0,2,3061161602,null],[3,1,3725584964,null]]]")
         found = RecentFacts.decode(self.recent.encode(), 100.0)
         slots = Slot(Token(0), 2, 3061161602), Slot(Token(3), 1, 3725584964)
         self.assertEqual(found, RecentFacts(Token(5), slots, 100.0))
@@ -490,7 +513,7 @@ class RecentFactsTests(SynchronousTestCase):
         assert found is not None
         self.recent = found
         self.note(5, 6)
-        self.assertEqual(self.recent.encode(), "[6,[[0,2,null],[3,2,null]]]")
+        self.assertEqual(self.recent.encode(), "[6,[[0,2,null,null],[3,2,null,null]]]")
         self.assertEqual(self.recent.above(Token(2)), (0, FactCount(4, None, None)))
         self.time += SLOT
         self.note(6, 8)
@@ -524,3 +547,22 @@ class WorkerTests(WorkerCase):
         self.net.cut()
         self.net.run(1.0)
         self.assertEqual(counted, ["tcp:127.0.0.1:9092", "orders", "master", published, {"after": 2, "upto": 3}])
+
+    def test_rows_are_counted_for_a_function_with_another_that_undoes_it(self) -> None:
+        for undo, rows in ((False, None), (True, count_with_rows(ORDERS, [fact(3, "[]")]).rows)):
+            self.setUp()
+            self.apply()
+            if undo:
+                self.worker.on_reset("orders")(lambda writer, to, txn: None)
+
+            async def history(*_: object) -> History:
+                return [FIRST]
+
+            self.patch(CatchUpSources, "history", history)
+            writer = self.serve(HELLO + position(1, 1))
+            self.start()
+            self.send(writer, rdata(3))
+            text = now(self.store.applied_counts(ORDERS, InstanceName("worker1")))[MASTER]
+            found = RecentFacts.decode(text, 0.0)
+            assert found is not None
+            self.assertEqual(found.slots[-1].rows, rows)
