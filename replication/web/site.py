@@ -338,7 +338,7 @@ class Api:
     def _give_up(self, failure: Failure, request: ApiRequest) -> None:
         _log.failure("{uri} could not be answered", failure, uri=request.uri)
         if not request.disconnected:
-            request.channel.transport.abortConnection()
+            cast("Any", request.channel.transport).abortConnection()
 
     async def _answer(self, request: ApiRequest) -> None:
         route, parameters = self._find_route(request.method, request.path)
