@@ -14,10 +14,12 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, cast
 
+from twisted.internet.defer import Deferred
 from twisted.logger import (
     FileLogObserver,
     FilteringLogObserver,
     LimitedHistoryLogObserver,
+    Logger,
     LogLevel,
     LogPublisher,
     eventAsText,
@@ -33,7 +35,7 @@ from replication.errors import escape
 if TYPE_CHECKING:
     from typing import Any
 
-    from twisted.logger import ILogObserver, LogEvent, Logger
+    from twisted.logger import ILogObserver, LogEvent
 
 
 OF_APPLICATION: Final = "the application's function"  # the text of its failures begins so
@@ -41,6 +43,7 @@ NO_MEMORY: Final = b"replication: this process has no memory left and ends; rest
 _BREAKS: Final = "\n\t"  # the observers of Twisted indent the lines of a text after the first
 # Until a program sets an observer, twisted.logger keeps events in memory, and writes critical ones to standard error.
 _BEFORE_OBSERVERS = (LogPublisher, LimitedHistoryLogObserver, FilteringLogObserver)
+_log: Final = Logger()
 
 
 class TroubleLog:
@@ -142,6 +145,18 @@ def end_without_memory(event: LogEvent) -> None:
     if failure is not None and failure.check(MemoryError) and not text.startswith(OF_APPLICATION):
         os.write(2, NO_MEMORY)  # takes no memory
         os._exit(1)
+
+
+def log_lost_errors() -> None:
+    """Log each MemoryError that a Deferred has as its result: if nothing receives it, a daemon ends by that.
+
+    Without memory, Twisted may take a callback from a Deferred and not call it.  Then work that has a connection of
+    the store never goes on.  The garbage collector finds the error only if nothing refers to that work.
+    """
+    for each in gc.get_objects():
+        failure = getattr(each, "result", None) if issubclass(type(each), Deferred) else None
+        if isinstance(failure, Failure) and failure.check(MemoryError):
+            _log.failure("an error was lost", failure)
 
 
 class _EscapedFailure(Failure):

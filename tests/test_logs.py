@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import call, patch
 
 import pytest
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import FileLogObserver, Logger, LogLevel, LogPublisher, textFileLogObserver
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
@@ -154,6 +155,14 @@ class MemoryTests(SynchronousTestCase):
         with patch.object(os, "write"), patch.object(os, "_exit") as leave:
             logs.end_without_memory({"failure": Failure(MemoryError()), "isError": 1})
         leave.assert_called_once_with(1)
+
+    def test_an_error_that_no_callback_has_received_is_logged(self) -> None:
+        """Twisted loses a callback if memory is lacking just before its call; work that waits keeps the Deferred."""
+        lost = [fail(MemoryError()), fail(ValueError()), succeed(None), Deferred()]
+        logs.log_lost_errors()
+        self.assertEqual([each.type for each in self.flushLoggedErrors()], [MemoryError])
+        for each in lost:
+            each.addErrback(lambda _: None)
 
     def test_a_lack_of_memory_in_a_function_of_the_application_does_not_end_it(self) -> None:
         self.assertFalse(self.ends(MemoryError(), f"{logs.OF_APPLICATION} for {{stream}} raised"))

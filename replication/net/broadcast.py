@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from replication.net.slow_peers import SlowPeers
+from replication.net.slow_peers import SlowPeers, all_or_none
 from replication.session.encoder import join_lines
 
 if TYPE_CHECKING:
@@ -99,10 +99,11 @@ class Broadcast:
             self._due.cancel()
         self._due = None
         waiting, self._waiting = self._waiting, []
-        self._slow.publish(waiting)
         joined: dict[frozenset[StreamName] | None, list[EncodedLines]] = {}
-        for peer, wanted in [each for each in self._wanted.items() if each[0] not in self._slow]:
-            if wanted not in joined:
-                joined[wanted] = list(join_lines(waiting, wanted))
-            for piece in joined[wanted]:
-                peer.write(piece.data, piece.lines)
+        with all_or_none(self._wanted):
+            self._slow.publish(waiting)
+            for peer, wanted in [each for each in self._wanted.items() if each[0] not in self._slow]:
+                if wanted not in joined:
+                    joined[wanted] = list(join_lines(waiting, wanted))
+                for piece in joined[wanted]:
+                    peer.write(piece.data, piece.lines)

@@ -42,7 +42,7 @@ class ReportingEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
         """Connect."""
-        attempt = self.endpoint.connect(protocolFactory)
+        attempt = maybeDeferred(self.endpoint.connect, protocolFactory)
         return attempt.addTimeout(LONGEST_ATTEMPT, self.clock, _too_long).addErrback(self.failed)
 
 

@@ -7,6 +7,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
 from replication.errors import StoreError
 
@@ -38,6 +39,8 @@ class SerialThread:
     thread would do the same, but costs 15 % of a small commit.  StoreError: the system has no thread left.
     """
 
+    log = Logger()
+
     def __init__(self, reactor: IReactorFromThreads, name: str) -> None:
         self._reactor = reactor
         self._jobs: SimpleQueue[tuple[Deferred[Any], Callable[[], Any] | None]] = SimpleQueue()
@@ -59,6 +62,12 @@ class SerialThread:
         return done
 
     def _work(self) -> None:
+        try:
+            self._run_jobs()
+        except BaseException:  # noqa: BLE001 - no memory, most likely: the log of that ends a daemon
+            self.log.failure("a thread of the store has ended")
+
+    def _run_jobs(self) -> None:
         while True:
             done, job = self._jobs.get()
             if job is None:

@@ -164,23 +164,38 @@ class CallGroup(Generic[_Item, _Result]):
         return done
 
     async def _call_once(self) -> None:
-        await self._lock.acquire()
-        if self._collect is not None:
-            await self._collect()
-        group, self._waiting = self._waiting, []
-        results: Sequence[_Result | BaseException]
+        group: list[tuple[_Item, Deferred[_Result]]] = []
+        results: Sequence[_Result | BaseException] = ()
         try:
-            results = await self._call([item for item, _ in group])
+            await self._lock.acquire()
+            try:
+                if self._collect is not None:
+                    await self._collect()
+                group, self._waiting = self._waiting, []
+                results = await self._try_call(group)
+                group, left = group[: len(results)], group[len(results) :]
+                if left:
+                    alone = not self._waiting
+                    self._waiting[:0] = left
+                    if alone:
+                        start_alone(self._call_once())
+            finally:
+                self._lock.release()
+        except BaseException as error:  # a bug, which is logged, or the garbage collector has found this coroutine lost
+            if not group:
+                group, self._waiting = self._waiting, []
+            if not results:
+                results = [error if isinstance(error, Exception) else StoreError("the work was lost")] * len(group)
+            raise
+        finally:  # no caller waits for ever
+            for (_, done), result in zip(group, results, strict=False):
+                if isinstance(result, BaseException):
+                    done.errback(result)
+                else:
+                    done.callback(result)
+
+    async def _try_call(self, group: Sequence[tuple[_Item, object]]) -> Sequence[_Result | BaseException]:
+        try:
+            return await self._call([item for item, _ in group])
         except Exception as error:  # noqa: BLE001 - every caller that waits receives it
-            results = [error] * len(group)
-        if len(results) < len(group):
-            alone = not self._waiting
-            self._waiting[:0] = group[len(results) :]
-            if alone:
-                start_alone(self._call_once())
-        self._lock.release()
-        for (_, done), result in zip(group, results, strict=False):
-            if isinstance(result, BaseException):
-                done.errback(result)
-            else:
-                done.callback(result)
+            return [error] * len(group)

@@ -8,12 +8,14 @@ are still answered.
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred, TimeoutError  # noqa: A004 - Twisted's name
 from twisted.internet.task import LoopingCall, deferLater
 
 from replication.errors import StoreError, StreamError
+from replication.logs import log_lost_errors
 from replication.web.request import Answer, RequestError
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Health:
         self._clock = clock
         self._monotonic = monotonic
         self._ran = 0.0
+        self._looked = -inf
         self._timer = LoopingCall(self._note_run)
         self._timer.clock = clock
 
@@ -71,6 +74,7 @@ class Health:
         except (StoreError, StreamError) as error:
             return str(error)
         except TimeoutError:
+            self._look_for_lost_errors()
             return f"the store has not answered for {PATIENCE:.0f} s"
         return None
 
@@ -84,6 +88,12 @@ class Health:
         ]
         unreachable = [f"no connection to the writer at {each}" for each in self._served.unreachable_writers()]
         return [*stopped, *unreachable, *self._served.absent_writers()]
+
+    def _look_for_lost_errors(self) -> None:
+        now = self._monotonic()
+        if now - self._looked >= PATIENCE:  # probes may be many, and each would stop the process for a moment
+            self._looked = now
+            log_lost_errors()
 
     def _note_run(self) -> None:
         self._ran = self._monotonic()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from twisted.internet.interfaces import IAddress, IReactorTime
+    from twisted.python.failure import Failure
 
     from replication.net.access import Rights
     from replication.streams.history import History
@@ -332,7 +333,12 @@ class Api:
     def render(self, request: ApiRequest) -> None:
         """Answer later."""
         answering = Deferred.fromCoroutine(self._answer(request))
-        answering.addErrback(lambda failure: _log.failure("{uri} could not be answered", failure, uri=request.uri))
+        answering.addErrback(self._give_up, request)
+
+    def _give_up(self, failure: Failure, request: ApiRequest) -> None:
+        _log.failure("{uri} could not be answered", failure, uri=request.uri)
+        if not request.disconnected:
+            cast("Any", request.channel.transport).abortConnection()
 
     async def _answer(self, request: ApiRequest) -> None:
         route, parameters = self._find_route(request.method, request.path)

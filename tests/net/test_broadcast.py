@@ -202,6 +202,22 @@ class BroadcastTests(SynchronousTestCase):
             self.assertEqual(self.numbers(wire), [f"orders {number}" for number in range(200)])
         self.assertEqual(lines_of(slow.read())[-1], "ERROR Failed to keep up")
 
+    def test_after_an_unexpected_error_each_peer_that_lacks_lines_is_disconnected(self) -> None:
+        """It fetches them when it is back; before, the lines of the next turn hid that they were missing."""
+        usual, slow = self.connect(), self.connect()
+        self.broadcast.slow_down(slow.protocol)
+        self.put(ORDERS, 1)
+        with patch.object(ReplicationProtocol, "write", side_effect=ZeroDivisionError):
+            self.assertRaises(ZeroDivisionError, self.clock.advance, 0)
+            self.assertEqual((usual.aborted, slow.aborted), (True, True))
+        slow = self.connect()
+        self.broadcast.slow_down(slow.protocol)
+        self.put(ORDERS, 2)
+        self.clock.advance(0)
+        with patch.object(ReplicationProtocol, "write", side_effect=ZeroDivisionError):
+            self.assertRaises(ZeroDivisionError, self.clock.advance, HOLD)
+        self.assertTrue(slow.aborted)
+
     def test_many_lines_of_one_turn_are_cut_into_pieces(self) -> None:
         self.patch(encoder, "PIECE_BYTES", 100)
         wire = self.connect()

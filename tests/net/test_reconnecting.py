@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
@@ -32,6 +33,23 @@ class ReconnectingTests(SynchronousTestCase):
             net.run(2.5)
             service.stopService()
         self.assertEqual((len(reported), lines, str(endpoint)), (3, [], "the writer"))
+
+    def test_an_endpoint_that_raises_fails_the_attempt_and_not_the_service(self) -> None:
+        """As one of a plugin may: ClientService would make no attempt any more."""
+        net = Net()
+        reported: list[str] = []
+        plugin = Mock(connect=Mock(side_effect=OSError("too many open files")))
+
+        def failed(failure: Failure) -> Failure:
+            reported.append(failure.getErrorMessage())
+            return failure
+
+        endpoint = ReportingEndpoint("the writer", plugin, failed, net)
+        service = SilentClientService(endpoint, Factory.forProtocol(Protocol), retryPolicy=lambda _: 1.0, clock=net)
+        service.startService()
+        net.run(1.5)
+        service.stopService()
+        self.assertEqual(reported, ["too many open files"] * 2)
 
     def test_an_attempt_without_a_result_fails(self) -> None:
         """Twisted loses the result of a name if no thread can be started: a worker never connected again."""

@@ -40,6 +40,16 @@ class SerialThreadTests(SynchronousTestCase):
         self.assertRaises(ZeroDivisionError, self.pump.wait, self.thread.run(lambda: 1 // 0))
         self.assertEqual(self.pump.wait(self.thread.run(lambda: 7)), 7)
 
+    def test_an_error_that_ends_the_thread_is_logged(self) -> None:
+        """Without memory, a daemon ends by that: it stayed, live and without its database."""
+        name = "thread without memory"
+        with patch.object(Pump, "callFromThread", side_effect=MemoryError):
+            SerialThread(self.pump, name).run(len, "")
+            for each in threading.enumerate():
+                if each.name == name:
+                    each.join(10)
+        self.assertEqual(len(self.flushLoggedErrors(MemoryError)), 1)
+
     def test_a_cancelled_call_ends_at_once_and_its_work_is_done(self) -> None:
         seen: list[int] = []
         gate = threading.Event()

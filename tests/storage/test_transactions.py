@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.deferreds import Lock
@@ -59,6 +60,29 @@ class CallGroupTests(SynchronousTestCase):
         self.assertEqual(self.asked, [])
         gathered.callback(None)
         self.assertEqual([names for names, _ in self.asked], [["one", "two"]])
+
+    def test_an_unexpected_error_before_the_call_fails_all_that_wait_and_the_next_goes_on(self) -> None:
+        """Before, each later append waited for ever, and the process was ready."""
+        gathered: Deferred[None] = Deferred()
+        gathering = [gathered, succeed(None)]
+        group: CallGroup[str, None] = CallGroup(self.line, self.commit, collect=lambda: gathering.pop(0))
+        each = [group.add("one"), group.add("two")]
+        gathered.errback(ZeroDivisionError())
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        for done in each:
+            self.failureResultOf(done, ZeroDivisionError)
+        self.assertFalse(self.line.locked)
+        later = group.add("three")
+        self.asked[0][1].callback([None])
+        self.successResultOf(later)
+
+    def test_callers_of_a_call_that_was_lost_receive_an_error(self) -> None:
+        """The garbage collector ends a coroutine whose Deferred has lost its callbacks."""
+        lost = self.group.add("one")
+        self.asked.clear()
+        gc.collect()
+        self.failureResultOf(lost, StoreError)
+        self.assertFalse(self.line.locked)
 
     def test_items_without_a_result_come_first_in_the_next_call(self) -> None:
         self.line.acquire()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import Deferred
+from unittest.mock import patch
+
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionLost
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -13,6 +15,8 @@ from replication.streams.interfaces import StreamStatus
 from replication.web.health import BEAT, LATE, Health
 from tests.doubles import now
 from tests.web.served import ApiTestCase, FakeServed, Received, header
+
+SILENT = "the store has not answered for 5 s"
 
 
 class TimerTests(SynchronousTestCase):
@@ -83,6 +87,30 @@ class HealthTests(ApiTestCase):
         self.assertEqual(self.client.transport.value(), b"")
         self.clock.advance(0.2)
         self.assert_refused(self.client.received(), 503, "has not answered for 5 s")
+
+    def test_an_error_that_nothing_receives_is_logged_while_the_store_is_silent(self) -> None:
+        """Without memory, Twisted may lose the callback of work that has the store: the log ends a daemon."""
+        lost: Deferred[None] = fail(MemoryError())  # in a daemon, work that waits refers to it
+        self.addCleanup(lost.addErrback, lambda _: None)
+        self.served.checking = Deferred()
+        self.client.send(header("GET", "/health"))
+        self.clock.advance(4.9)
+        self.assertEqual(self.flushLoggedErrors(MemoryError), [])
+        self.clock.advance(0.2)
+        self.assertEqual(len(self.flushLoggedErrors(MemoryError)), 1)
+
+    def test_probes_at_one_time_look_for_lost_errors_once(self) -> None:
+        async def check() -> None:
+            await Deferred()
+
+        self.served.check = check  # type: ignore[method-assign]
+        health = Health(self.served, self.clock, self.clock.seconds)
+        with patch("replication.web.health.log_lost_errors") as look:
+            for count in (1, 2):
+                probes = [Deferred.fromCoroutine(health.store_fault()) for _ in range(10)]
+                self.clock.advance(5.0)
+                self.assertEqual([self.successResultOf(each) for each in probes], [SILENT] * 10)
+                self.assertEqual(look.call_count, count)
 
     def ready(self) -> Received:
         return self.get("/health/ready")

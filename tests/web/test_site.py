@@ -220,6 +220,13 @@ class ErrorTests(ApiTestCase):
         self.served.error = None
         self.assertEqual(self.get(f"{UPDATES}?instance=master&from=0&upto=9").code, 200)
 
+    def test_a_request_that_a_bug_leaves_without_an_answer_is_cut_off(self) -> None:
+        """Before, the client waited for ever."""
+        with patch.object(self.site.resource, "_find_route", side_effect=ZeroDivisionError):
+            self.client.send(header("GET", "/v1/streams"))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertTrue(self.client.transport.disconnected)
+
 
 class MetricsTests(ApiTestCase):
     def test_metrics_are_text_with_our_own_counts(self) -> None:

@@ -55,6 +55,12 @@ class DatabaseFiles:
             except StoreError as error:
                 self._lost = error
                 raise
+        try:
+            self._compare_sizes()
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _compare_sizes(self) -> None:
         size, wal_size = os.fstat(self._database).st_size, os.fstat(self._wal).st_size
         if size < self._size and not self._is_whole(size):
             raise self._error(0, _TRUNCATED)
@@ -81,6 +87,9 @@ class DatabaseFiles:
         except StoreError as error:
             self._lost = error
             raise
+        except OSError as error:
+            self._lost = self._unreadable(error, ": restart this process")
+            raise self._lost from error
 
     def check_places(self) -> None:
         """Raise StoreError unless the files have their names, or if a commit was lost before; any thread may call it.
@@ -138,6 +147,9 @@ class DatabaseFiles:
         header = os.pread(self._database, 100, 0)
         page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
         return 0 < (2**16 if page == 1 else page) * pages <= size
+
+    def _unreadable(self, error: OSError, cure: str = "") -> StoreError:
+        return self._error(1, f"cannot be read: {error.strerror}{cure}")
 
     def _error(self, which: int, what: str) -> StoreError:
         return StoreError(f"database {self._paths[which]!r} {what}")

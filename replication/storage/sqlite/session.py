@@ -141,6 +141,8 @@ class SqliteSession:
 
         If it is ``synchronous`` and writes anything, its commit waits until all commits are on the disk.
         """
+        if not self._begun:
+            self.rollback()  # of an earlier transaction, if that has failed
         if synchronous is not self._synchronous and not self._read_only:
             self.run(f"PRAGMA synchronous = {'FULL' if synchronous else 'NORMAL'}")
             self._synchronous = synchronous

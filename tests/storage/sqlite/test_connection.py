@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -14,6 +15,7 @@ from replication.storage.sqlite import connection as sqlite_connection
 from replication.storage.sqlite.connection import SqliteConnection
 from replication.storage.sqlite.generic import GenericTable
 from replication.storage.sqlite.mapped import MappedTable
+from replication.storage.sqlite.session import SqliteSession
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import Receipt, Write
 from replication.wire.grammar import Token
@@ -102,11 +104,9 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_a_begin_that_fails_is_tried_once_and_fails_every_batch(self) -> None:
         """Another process has the lock, so halves would wait for it too."""
-        self.connection.session.run("BEGIN")
-        asked: list[str] = []
-        self.connection.session.database.set_trace_callback(asked.append)
-        self.assertEqual(self.commit_together(*[self.batch(write(2))] * 8), [StoreError] * 8)
-        self.assertEqual(len([each for each in asked if each.startswith("BEGIN")]), 1)
+        with patch.object(SqliteSession, "begin", side_effect=StoreError("locked")) as begin:
+            self.assertEqual(self.commit_together(*[self.batch(write(2))] * 8), [StoreError] * 8)
+        self.assertEqual(begin.call_count, 1)
 
     def test_after_a_commit_that_failed_nothing_is_tried_again(self) -> None:
         """Its outcome is unknown: a second attempt could store it twice."""
@@ -184,8 +184,8 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_a_begin_that_fails_calls_no_function(self) -> None:
         self.interact()
-        self.connection.session.run("BEGIN")
-        outcomes = self.connection.interact_together([self.interaction(2), self.interaction(3)])
+        with patch.object(SqliteSession, "begin", side_effect=StoreError("locked")):
+            outcomes = self.connection.interact_together([self.interaction(2), self.interaction(3)])
         self.assertEqual(([type(each) for each in outcomes], self.called), ([StoreError] * 2, []))
 
     def test_when_the_time_is_over_the_rest_is_left_for_the_next_transaction(self) -> None:

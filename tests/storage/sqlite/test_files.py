@@ -127,6 +127,26 @@ class FilesTests(UsesStore, SynchronousTestCase):
         self.assertEqual(self.refusal(101), refusal)
         self.assertEqual(str(self.assertRaises(StoreError, self.wait, self.store.check())), refusal)
 
+    def test_after_a_commit_that_the_disk_does_not_let_us_check_nothing_is_written_until_the_restart(self) -> None:
+        """Before, the commit was there, but its caller had an error, and a follower's stream stopped for ever."""
+        failing = mock.patch("replication.storage.sqlite.files.os.pread", side_effect=OSError(5, "Input/output error"))
+        self.commit(write(2, facts(2)))
+        with mock.patch.object(DatabaseFiles, "check_sizes", lambda files: setattr(files, "_emptied", True)), failing:
+            refusal = self.refusal()
+        self.assertIn(f"database '{self.path}-wal' cannot be read: Input/output error: restart this process", refusal)
+        self.assertEqual(self.refusal(101), refusal)
+        self.assertEqual(str(self.assertRaises(StoreError, self.wait, self.store.check())), refusal)
+
+    def test_a_disk_that_does_not_let_us_check_the_files_fails_the_commit_and_the_next_one_begins_anew(self) -> None:
+        """Before, the next commit joined the transaction that was begun, so it was not checked."""
+        failing = mock.patch("replication.storage.sqlite.files.os.pread", side_effect=OSError(5, "Input/output error"))
+        self.commit(write(2, facts(2)))
+        with failing:
+            self.assertIn("cannot be read: Input/output error", self.refusal())
+        with mock.patch.object(DatabaseFiles, "check_sizes") as check:
+            self.commit(write(3, facts(3)))
+        check.assert_called_once_with()
+
     def test_a_vacuum_and_checkpoints_of_other_processes_are_no_harm(self) -> None:
         for token in range(2, 200):
             self.commit(write(token, facts(token)))

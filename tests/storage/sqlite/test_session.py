@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -94,6 +95,18 @@ class SessionTests(SynchronousTestCase):
         self.session.begin()
         self.session.run("ROLLBACK")  # as after an I/O error
         self.assertIn("has undone this transaction", str(self.assertRaises(StoreError, lambda: self.session.begun)))
+
+    def test_a_transaction_whose_rollback_has_failed_is_undone_before_the_next_one(self) -> None:
+        """Before, each later transaction failed until the restart, as one within a transaction."""
+        self.session.run("CREATE TABLE mine (a)")
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+        with patch.object(self.session, "run", side_effect=StoreError("disk I/O error")):
+            self.assertRaises(StoreError, self.session.rollback)
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (2)")
+        self.session.commit()
+        self.assertEqual(self.session.run("SELECT a FROM mine"), [(2,)])
 
     def test_a_closed_session_is_named_and_may_be_closed_twice(self) -> None:
         self.session.close()
