@@ -24,6 +24,7 @@ from replication.follower.left_out import LeftOutRanges
 from replication.follower.one_writer import not_applied
 from replication.follower.relay import Relay, make_cursor
 from replication.follower.transaction_size import TransactionSize
+from replication.logs import TroubleLog
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 PAGE_ROWS: Final = 10_000  # that one transaction applies at most
 FIRST_RETRY: Final = 0.25  # seconds; doubled at each failure in a row
 LAST_RETRY: Final = 10.0
+WENT_BACK: Final = (
+    "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there"
+)
 _DOING: Final[Mapping[type, str]] = {
     CatchUp: "fetching",
     Check: "checking the history of",
@@ -142,6 +146,8 @@ class StreamFollower:
     application: Application = attrs.field(init=False)
     lock: Lock = attrs.field(init=False, factory=Lock)  # one transaction of this stream at a time
     _left_out: LeftOutRanges = attrs.field(init=False, factory=LeftOutRanges)
+    # By kind of step. The end of a connection ends none: the next one may find the same trouble.
+    _troubles: dict[InstanceName, dict[type, TroubleLog]] = attrs.field(init=False, factory=dict)
     # The last error of each writer whose traceback was logged, until the stream has gone on.
     _traced: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
     _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)  # None: it begins
@@ -178,8 +184,7 @@ class StreamFollower:
                 begun = await self.known.open_audit(stored, audited=self.audited, resumes=resumes)
                 self.checked, self.audited = begun or {}, begun is not None
         except ReplicationError as error:
-            self._early = None
-            self.error = str(error)
+            self._early, self.error = None, str(error)
             self.failures += 1
             raise
         early, self._early, self._positions, self.error = self._early, None, stored, None
@@ -361,24 +366,27 @@ class StreamFollower:
             else:
                 backoff.reset()
                 self.errors.pop(writer, None)
+                self._troubles.get(writer, {}).pop(type(step), None)
                 if not self.application.failing.is_limited(writer):
                     self._traced.pop(writer, None)
             step = None if self._lifetime.ended else self._step(writer)
         if not self._lifetime.ended:
-            self.errors.pop(writer, None)  # of a step that is not needed any more: the writer went back
+            self.errors.pop(writer, None)  # of a step that is not needed any more: the writer went back, or is away
+            if writer in self.cursors and self.cursors[writer].live:
+                self._troubles.pop(writer, None)
 
     def _stopped(self, writer: InstanceName, step: Any, error: Exception, delay: float) -> None:
         if isinstance(error, CatchUpError) and error.behind and delay < LAST_RETRY:
             return
-        what = _DOING.get(type(step), "applying")
-        reason = describe_error(error)
-        text = f"{what} {self.name} of {writer or 'all writers'} after {step.after}: {reason}"
+        what, reason, failing = _DOING.get(type(step), "applying"), describe_error(error), self.application.failing
+        where = f"{what} {self.name} of {writer or 'all writers'} after {step.after}"
         self.failures += 1
-        failing, known = self.application.failing, self.errors.get(writer, "").startswith(text)
-        self.errors[writer] = text + (failing.search(writer) if what == "applying" else "")
-        if not known or failing.found_now(writer):
-            cure = failing.cure(writer)
-            self.log.error("{text}; next attempt in {delay:.2f} s{cure}", text=text, delay=delay, cure=cure)
+        self.errors[writer] = f"{where}: {reason}" + (failing.search(writer) if what == "applying" else "")
+        trouble = self._troubles.setdefault(writer, {}).setdefault(type(step), TroubleLog(self.log))
+        if failing.found_now(writer):
+            trouble.end()
+        text, cure = "{where}: {error}; next attempt in {delay:.2f} s{cure}", failing.cure(writer)
+        trouble.report(text, error=reason, where=where, delay=delay, cure=cure)
         origin = self.application.origin(error)
         if self._traced.get(writer) != origin + reason and not isinstance(error, ReplicationError):
             self._traced[writer] = origin + reason
@@ -445,14 +453,7 @@ class StreamFollower:
             self.resets += 1
             await self.application.count_skipped(self._instance_name)
             if not self._in_memory:  # there it means that the writer was started again
-                self.log.error(
-                    "{writer} went back from {after} to {to} on {stream}: was its database restored? "
-                    "Following from there",
-                    writer=writer,
-                    after=step.after,
-                    to=step.to,
-                    stream=self.name,
-                )
+                self.log.error(WENT_BACK, writer=writer, after=step.after, to=step.to, stream=self.name)
         else:
             self.applied_rows += count_rows(step.facts)
             if step.upto == step.after:

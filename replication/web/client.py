@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
-from twisted.internet.error import ConnectError
+from twisted.internet.error import ConnectError, ConnectionClosed
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -451,6 +451,8 @@ def _why(error: BaseException, cause: BaseException) -> str:
     match error:
         case ConnectError():
             return f"{text} Is the process running, with --http on that port?"
+        case ResponseFailed() if isinstance(cause, ConnectionClosed):
+            return "cut off, or not HTTP: the connection was closed"  # cleanly or not: both happen by turns
         case ResponseFailed():
             return f"cut off, or not HTTP: {text}"
         case NotImplementedError():

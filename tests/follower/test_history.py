@@ -300,6 +300,21 @@ class CopyTests(HistoryCase):
         self.process.clock.advance(10)
         self.assertEqual((self.position(), self.state()), (12, "live"))
 
+    def test_a_source_that_stays_away_is_logged_once_though_connections_come_and_go(self) -> None:
+        self.follow_to_eleven()
+        for _ in range(2):
+            self.published = CatchUpError("refused")
+            with logged() as messages:
+                for link in ("a", "b", "c"):
+                    self.at(11, 11, link=link)
+                    self.rows(fact(12), link=link)
+                    self.follower.connection_lost(link)
+                    self.process.clock.advance(10)
+            self.assertEqual(len(messages), 1, messages)
+            self.published = [A, B]
+            self.at(11, 11, link="works")
+            self.follower.connection_lost("works")
+
     def test_an_exchanged_database_that_has_our_position_too_is_reported_as_lost_commits(self) -> None:
         self.follow_to_eleven()
         self.published = [epoch("y", 1)]
