@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Histories = Mapping[tuple[StreamName, InstanceName], History]
 
 HISTORIES: Final = "histories.json"
+CURE: Final = "if this folder is a copy, copy it again; else restore the file, or write to another folder"
 TABLES: Final = "tables "  # begins the name of an epoch that stands for the tables of another program
 
 
@@ -101,13 +102,12 @@ def stored_histories(folder: Folder, manifest: Manifest) -> Histories:
     """
     if folder.size(HISTORIES) is None:
         if manifest.has_histories:
-            cure = "restore the file from a copy, or write to another folder"
             raise StoreError(
-                f"{folder.url}/{HISTORIES} is missing, and the segments may be older than a restore: {cure}"
+                f"{folder.url}/{HISTORIES} is missing, and the segments may be older than a restore: {CURE}"
             )
         return {}
     try:
         rows = msgspec.json.decode(read_index(folder, HISTORIES), type=list[tuple[str, str, str]])
         return {(StreamName(stream), InstanceName(writer)): read_history(text) for stream, writer, text in rows}
     except (OSError, *NOT_DECODED) as error:
-        raise StoreError(f"{folder.url}/{HISTORIES} cannot be read: {error}; write to another folder") from error
+        raise StoreError(f"{folder.url}/{HISTORIES} cannot be read: {error}: {CURE}") from error
