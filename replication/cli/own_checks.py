@@ -26,6 +26,7 @@ from replication.errors import (
 )
 from replication.follower.app_module import no_module
 from replication.follower.catch_up import DATABASES, HTTP
+from replication.follower.sources import is_standby
 from replication.net.access import ALL, Access
 from replication.net.endpoints import SSL_ARGUMENTS, has_tls, split_endpoint
 from replication.net.files import refuse_pipes
@@ -234,8 +235,9 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
             return  # the first start makes it
     try:
         # Before the first start it may lack our tables, as a foreign one may.
-        read = partial(_read, streams=_generic_streams(config, "postgresql" if path is None else "sqlite"))
-        database_time, warnings, stored, may_start, foreign_tables = use_store(
+        streams = _generic_streams(config, "postgresql" if path is None else "sqlite")
+        read = partial(_read, streams=streams, shown=shown)
+        database_time, warnings, stored, may_start, found = use_store(
             config.database, read, read_only=True, foreign=True
         )
     except SchemaError as error:
@@ -248,7 +250,7 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         return
     for warning in warnings:
         yield Finding(shown, warning, "do as the message advises")
-    yield from foreign_tables
+    yield from found
     if not may_start:
         cure = "GRANT it USAGE and CREATE on the schema, or set its search_path"
         yield Finding(shown, "this user may not make the tables of this package", cure)
@@ -259,8 +261,7 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
     if abs(database_time - time.time()) > MAX_CLOCK_DIFFERENCE:
         what = f"its clock differs from this machine's by {database_time - time.time():.0f} s"
         yield Finding(shown, what, "set both clocks, for example by NTP")
-    streams = [each for each in config.streams if each.table is not None or each.tables]
-    if config.role == "master" and streams:
+    if config.role == "master" and any(each.table is not None or each.tables for each in config.streams):
         yield from _check_mappings(config)
 
 
@@ -330,13 +331,13 @@ def _generic_streams(config: Config, dialect: Dialect) -> list[StreamDefinition]
 
 
 async def _read(
-    store: IStreamStore, streams: Sequence[StreamDefinition]
+    store: IStreamStore, streams: Sequence[StreamDefinition], shown: str
 ) -> tuple[float, Sequence[str], StoredPositions, bool, Sequence[Finding]]:
     """Return the time of the database's machine, in seconds, the warnings of the store, and the stored positions.
 
     Then whether our tables exist, or this user may make them.  Positions and this right are read from PostgreSQL only:
     an SQLite database has one process, and its file has a mode.  The last value is a finding for each of ``streams``
-    whose table another program has made; one that is missing is made by the first start.
+    whose table another program has made; one that is missing is made by the first start.  A standby is a finding, too.
     """
     warnings = list(store.warnings)
     refused = [(f"stream {name}", why) for name, why in await declare_all(store, streams) if _NOT_OURS in why]
@@ -345,6 +346,8 @@ async def _read(
     ((seconds,),) = await store.read(lambda database: database.execute(clock[database.dialect]))
     if not seconds:
         return time.time(), warnings, {}, True, found
+    if await store.read(is_standby):
+        found.append(Finding(shown, "it is a standby, so it takes no writes", "name the primary"))
     ((exists,),) = await store.read(lambda database: database.execute(POSITIONS_EXIST))
     ((may_start,),) = await store.read(lambda database: database.execute(MAY_START))
     return float(seconds), warnings, await store.stored_positions() if exists else {}, may_start, found

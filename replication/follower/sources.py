@@ -159,7 +159,7 @@ class DatabaseCatchUp:
     async def is_primary(self) -> bool:
         """Whether the database is no standby, which may lack what was published."""
         await self._open()
-        return not await self._store.read(_is_standby)
+        return not await self._store.read(is_standby)
 
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         """Return the tokens of ``writer`` with ``after < token <= upto`` in the tables of a stream in ``foreign``."""
@@ -273,7 +273,8 @@ class SegmentCatchUp:
         await self._thread.stop()
 
 
-def _is_standby(database: ISqlExecutor) -> bool:
+def is_standby(database: ISqlExecutor) -> bool:
+    """Whether a database is a standby."""
     return database.dialect == "postgresql" and bool(database.execute("SELECT 1 WHERE pg_is_in_recovery()"))
 
 

@@ -403,6 +403,15 @@ def test_a_database_of_postgresql_is_checked_and_a_server_that_is_away(
     assert "127.0.0.1" in capsys.readouterr().out
 
 
+def test_a_standby_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], postgres: PostgresServer) -> None:
+    """The start is refused: a standby takes no writes."""
+    file = tmp_path / "x.toml"
+    with postgres.standby() as other:
+        file.write_text(f'database = "{other.url("postgres")}"\n')
+        assert main(["doctor", "--config", str(file)]) == 1
+    assert "it is a standby, so it takes no writes; cure: name the primary\n" in capsys.readouterr().out
+
+
 def test_a_table_of_another_program_is_found_in_postgresql_and_one_of_ours_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], postgres: PostgresServer
 ) -> None:
