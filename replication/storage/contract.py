@@ -24,8 +24,9 @@ MASTER: Final = InstanceName("master")  # the writer of rows without an instance
 
 WrittenFact = tuple[InstanceName, "Sequence[Fact]"]  # a writer, and facts of it
 TAKEN_CURE: Final = (  # of a fact whose ID has another fact
-    "after a restore, start each writer of the stream; if two writers with databases of their own write it, follow "
-    "each of them with a worker that has a database of its own"
+    "after a restore, start each writer of the stream; if its database was emptied or exchanged, delete what a writer "
+    "that no longer exists has here (docs/operations.md, Backups); if two writers with databases of their own write "
+    "it, follow each of them with a worker that has a database of its own"
 )
 
 
