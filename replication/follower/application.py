@@ -109,7 +109,7 @@ class Application:
     function: Callable[..., object] | None = None
     undo: Callable[..., object] | None = None
     on_failed: FailedFactFunction | None = None
-    _raised: BaseException | None = attrs.field(init=False, default=None)  # the last error of a function
+    _raised: MemoryError | None = attrs.field(init=False, default=None)  # that the function has raised last
 
     def origin(self, error: Exception) -> str:
         """Return the beginning of the text that logs ``error``.
@@ -252,7 +252,7 @@ class Application:
     def _raise_again(self, failure: Failure) -> Failure:
         error = failure.value
         assert error is not None  # noqa: S101 - it is the function's
-        self._raised = error
+        self._raised = error if isinstance(error, MemoryError) else None  # others would keep what their frames have
         if self.failing.stopping or (isinstance(error, Exception) and not isinstance(error, CancelledError)):
             return failure
         raise RuntimeError(f"the function raised {describe_error(error)}") from error
