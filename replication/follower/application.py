@@ -117,7 +117,8 @@ class Application:
         ``end_without_memory`` ends the process after a MemoryError, unless the text begins with OF_APPLICATION.  An
         error that the function has not raised may come after COMMIT, when the position has moved.
         """
-        ours = self.function is None or (isinstance(error, MemoryError) and error is not self._raised)
+        raised, self._raised = self._raised, None  # its frames would keep their facts, and look like a lost error
+        ours = self.function is None or (isinstance(error, MemoryError) and error is not raised)
         return "following" if ours else OF_APPLICATION + " for"
 
     def cut(self, line: InstanceName, step: Step) -> Step:
