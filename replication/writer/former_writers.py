@@ -124,14 +124,8 @@ class FormerWriters:
             return
         claimed = await self._store.claimed_elsewhere(others)
         others = {each for each in others if not claimed.get(each)}
-        gone = await self._store.gone(name)
-        pages = {
-            writer: await self._store.facts(
-                name, writer, after=gone.get(writer, Token(0)), upto=positions[writer], limit=1
-            )
-            for writer in others
-        }
-        self._absent[name] = {writer for writer, page in pages.items() if page.facts or writer in gone}
+        # One that has stored a position and no fact counts, too: a follower may have received that position.
+        self._absent[name] = {each for each in others if positions[each] > INITIAL_POSITION}
         if not claimed:  # in SQLite; a status shows them although no follower has connected
             await self._read(name, self._absent[name])
 
@@ -176,7 +170,8 @@ class FormerWriters:
             if name != CACHES and writer.outgoing.publishes
         }
         may_end = any(claimed.keys() - self.of(stream).keys() for stream, claimed in self._claimed.items())
-        news = may_end or self._unsent or self._are_behind(reached)
+        unread = self._absent.keys() - self._positions.keys()  # no follower has connected since the start
+        news = may_end or unread or self._unsent or self._are_behind(reached)
         if not news and not await self._is_any_back():
             return
         await self._take_over([name for name, polls in self._missing.items() if polls >= ENDED_AFTER])

@@ -274,7 +274,6 @@ class FormerWritersTests(SharedCase):
                 ]
             )
         )
-        self.shared.others_write("orders", "idle", 3)  # has written no fact
         self.shared.there = {names[2]}
         master = self.make_master(instance_name="second")
         now(master.start())
@@ -310,6 +309,36 @@ class FormerWritersTests(SharedCase):
         self.assertEqual(lines_of(wire.read()), ["ERROR away"])
         wire.lose()
         self.store.errors.clear()
+        now(master.stop())
+
+    def test_f17_an_absent_writer_that_has_stored_a_position_and_no_fact_is_a_former_one(self) -> None:
+        """A follower that has received its position would wait in linear order, or for ``since``, for ever."""
+        fact = Fact(Token(7), ('["o","placed"]',))
+        now(self.store.transaction().commit([Write(ORDERS.name, InstanceName("gone"), Token(7), [fact])]))
+        self.shared.others_write("orders", "idle", 3)
+        self.shared.others_write("orders", "new", 1)  # no process has more than that before its first fact
+        master = self.make_master(instance_name="second")
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE orders")
+        lines = lines_of(wire.read())[2:]
+        self.assertEqual(sorted(lines), [f"POSITION orders {each}" for each in ("gone 7 7", "idle 3 3", "second 7 7")])
+        self.net.pump([1.0] * 3)
+        self.assertIn("POSITION orders idle 3 7", self.new_lines(wire))
+        wire.lose()
+        now(master.stop())
+
+    def test_f17_positions_of_absent_writers_are_raised_before_a_follower_has_connected(self) -> None:
+        """``since`` needs no follower: its token would stay at their positions until the next fact."""
+        now(self.store.transaction().commit([Write(ORDERS.name, InstanceName("gone"), Token(4), [])]))
+        now(self.store.claim(InstanceName("gone")))
+        self.shared.others_write("orders", "there", 9)
+        self.shared.there = {InstanceName("there")}
+        master = self.make_master(instance_name="second")
+        now(master.start())
+        self.net.pump([1.0] * (ENDED_AFTER + 3))
+        self.assertEqual(now(self.store.stored_positions())[ORDERS.name][InstanceName("gone")], 9)
         now(master.stop())
 
     def test_f17_a_process_that_is_no_writer_any_more_stores_its_position_before_it_sends_it(self) -> None:
