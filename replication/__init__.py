@@ -7,8 +7,9 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
     service.py   `twistd replication`: options, and the wiring of a daemon
     config.py    TOML and options become a frozen Config; an unknown key is an error that names the nearest known key
     bench/       `replication bench`: a file for each scenario; simulation/ is `replication simulate`
-    follower/    following writers: worker.py (wiring), streams.py, stream.py, merge.py, catch_up.py,
-                 waiters.py; application.py and failures.py call functions, and find a fact that one cannot take;
+    follower/    following writers: worker.py (wiring), streams.py, stream.py, step_errors.py, merge.py,
+                 catch_up.py, waiters.py; application.py and failures.py call functions, and find a fact that one cannot
+                 take;
                  app_module.py imports what the option ``app`` names;
                  relay.py serves what is followed, audit.py compares it with a Synapse's database, which
                  former_writers.py and database_restores.py read, too; one_writer.py is for its tables that name

@@ -83,7 +83,7 @@ class MergingFollower(StreamFollower):
 
     def rows_received(self, link: Hashable, rows: Rows) -> bool:
         """Process consecutive RDATA; a connection pauses for this process, never for another writer."""
-        return super().rows_received(link, rows) and ALL in self._driving and ALL not in self.errors
+        return super().rows_received(link, rows) and ALL in self._driving and ALL not in self.errors.texts
 
     def resume(self) -> None:
         """Do what is to be done; give up waiting for missing writers after PATIENCE."""
@@ -96,7 +96,7 @@ class MergingFollower(StreamFollower):
 
     def status(self, writer: InstanceName) -> WriterStatus:
         """Return the status of one writer."""
-        found, error = super().status(writer), self.errors.get(ALL)
+        found, error = super().status(writer), self.errors.texts.get(ALL)
         if error is not None and found.error is None:
             return replace(found, state="stopped", error=error)
         if self.cursors[writer].reached > found.position and ALL not in self._driving:

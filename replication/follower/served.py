@@ -314,7 +314,7 @@ class ServedStreams:
             of = {"stream": follower.name}
             yield Sample("catch_ups_total", follower.catch_ups, of)
             yield Sample("applied_rows_total", follower.applied_rows, of)
-            yield Sample("failures_total", follower.failures, of)
+            yield Sample("failures_total", follower.errors.count, of)
             yield Sample("resets_total", follower.resets, of)
             if (histories := follower.histories) is not None:
                 yield Sample("history_checks_total", histories.checks, of)
@@ -323,7 +323,7 @@ class ServedStreams:
                 where, lag = {**of, "writer": writer}, cursor.published - cursor.position
                 yield Sample("position", cursor.position, where)
                 yield Sample("lag", lag, where)
-                stopped = writer in follower.errors
+                stopped = writer in follower.errors.texts
                 if lost := follower.lost_and_found[writer]:
                     yield Sample("lost_and_found_total", lost, where)
                 if follower.mode is FollowMode.APPLIED:

@@ -23,8 +23,8 @@ from replication.follower.failures import Again, FailingFacts
 from replication.follower.left_out import LeftOutRanges
 from replication.follower.one_writer import not_applied
 from replication.follower.relay import Relay, make_cursor
+from replication.follower.step_errors import FIRST_RETRY, LAST_RETRY, StepErrors
 from replication.follower.transaction_size import TransactionSize
-from replication.logs import TroubleLog
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens
@@ -32,7 +32,6 @@ from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
 from replication.streams.definitions import FEDERATION, StreamDefinition
 from replication.streams.facts import count_rows
 from replication.streams.interfaces import IStreamStore, ITransaction, Page, Write, WriterStatus
-from replication.streams.skips import describe_error
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -46,16 +45,9 @@ if TYPE_CHECKING:
     from replication.wire.commands import Position
 
 PAGE_ROWS: Final = 10_000  # that one transaction applies at most
-FIRST_RETRY: Final = 0.25  # seconds; doubled at each failure in a row
-LAST_RETRY: Final = 10.0
 WENT_BACK: Final = (
     "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there"
 )
-_DOING: Final[Mapping[type, str]] = {
-    CatchUp: "fetching",
-    Check: "checking the history of",
-    Again: "applying again a fact of",
-}
 
 
 def begin_without_gap(command: Position) -> Token:
@@ -132,11 +124,10 @@ class StreamFollower:
     _access_tokens: bool = False
     _relay: Relay | None = None
     cursors: dict[InstanceName, Cursor] = attrs.field(init=False, factory=dict)
-    errors: dict[InstanceName, str] = attrs.field(init=False, factory=dict)  # why a writer's facts are not applied
+    errors: StepErrors = attrs.field(init=False)
     error: str | None = attrs.field(init=False, default=None)  # why the stream cannot be opened
     catch_ups: int = attrs.field(init=False, default=0)
     resets: int = attrs.field(init=False, default=0)
-    failures: int = attrs.field(init=False, default=0)
     applied_rows: int = attrs.field(init=False, default=0)
     lost_and_found: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # facts, by writer
     late: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # facts applied below the position
@@ -146,10 +137,6 @@ class StreamFollower:
     application: Application = attrs.field(init=False)
     lock: Lock = attrs.field(init=False, factory=Lock)  # one transaction of this stream at a time
     _left_out: LeftOutRanges = attrs.field(init=False, factory=LeftOutRanges)
-    # By kind of step. The end of a connection ends none: the next one may find the same trouble.
-    _troubles: dict[InstanceName, dict[type, TroubleLog]] = attrs.field(init=False, factory=dict)
-    # The last error of each writer whose traceback was logged, until the stream has gone on.
-    _traced: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
     _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)  # None: it begins
     _positions: dict[InstanceName, Token] | None = attrs.field(init=False, default=None)  # None until they are read
     _early: list[Callable[[], object]] | None = attrs.field(init=False, default=None)  # what arrives meanwhile
@@ -168,6 +155,7 @@ class StreamFollower:
             undo=self._undo,
             on_failed=self._on_failed,
         )
+        self.errors = StepErrors(self.name, self.application, self.log)
 
     # ---- what arrives
 
@@ -185,7 +173,7 @@ class StreamFollower:
                 self.checked, self.audited = begun or {}, begun is not None
         except ReplicationError as error:
             self._early, self.error = None, str(error)
-            self.failures += 1
+            self.errors.count += 1
             raise
         early, self._early, self._positions, self.error = self._early, None, stored, None
         for writer, position in stored.items():
@@ -229,7 +217,7 @@ class StreamFollower:
         else:
             cursor.rows_received(link, rows.places, rows.texts)
         self._drive(rows.instance)
-        return cursor.crowded and rows.instance not in self.errors
+        return cursor.crowded and rows.instance not in self.errors.texts
 
     def is_linked(self, writer: InstanceName) -> bool:
         """Return whether an open connection has sent a POSITION of a writer, and it is processed."""
@@ -285,7 +273,7 @@ class StreamFollower:
     def status(self, writer: InstanceName) -> WriterStatus:
         """Return the status of one writer."""
         cursor = self.cursors[writer]
-        error = self.errors.get(writer)
+        error = self.errors.texts.get(writer)
         state = "stopped" if error else "live" if cursor.live else "catching up" if cursor.linked else "not connected"
         failing, lost = self.application.failing, self.lost_and_found[writer]
         failed, skipped = failing.failing(writer), failing.counts[writer]
@@ -361,36 +349,14 @@ class StreamFollower:
                     return
                 failing = self.application.failing
                 delay = FIRST_RETRY if failing.is_narrowing(writer) else backoff.next()
-                self._stopped(writer, step, error, delay)
+                self.errors.failed(writer, step, error, delay)
                 await failing.pause(writer, delay)
             else:
                 backoff.reset()
-                self.errors.pop(writer, None)
-                self._troubles.get(writer, {}).pop(type(step), None)
-                if not self.application.failing.is_limited(writer):
-                    self._traced.pop(writer, None)
+                self.errors.succeeded(writer, step)
             step = None if self._lifetime.ended else self._step(writer)
         if not self._lifetime.ended:
-            self.errors.pop(writer, None)  # of a step that is not needed any more: the writer went back, or is away
-            if writer in self.cursors and self.cursors[writer].live:
-                self._troubles.pop(writer, None)
-
-    def _stopped(self, writer: InstanceName, step: Any, error: Exception, delay: float) -> None:
-        if isinstance(error, CatchUpError) and error.behind and delay < LAST_RETRY:
-            return
-        what, reason, failing = _DOING.get(type(step), "applying"), describe_error(error), self.application.failing
-        where = f"{what} {self.name} of {writer or 'all writers'} after {step.after}"
-        self.failures += 1
-        self.errors[writer] = f"{where}: {reason}" + (failing.search(writer) if what == "applying" else "")
-        trouble = self._troubles.setdefault(writer, {}).setdefault(type(step), TroubleLog(self.log))
-        if failing.found_now(writer):
-            trouble.end()
-        text, cure = "{where}: {error}; next attempt in {delay:.2f} s{cure}", failing.cure(writer)
-        trouble.report(text, error=reason, where=where, delay=delay, cure=cure)
-        origin = self.application.origin(error)
-        if self._traced.get(writer) != origin + reason and not isinstance(error, ReplicationError):
-            self._traced[writer] = origin + reason
-            self.log.failure(origin + " {stream} raised", stream=self.name)
+            self.errors.rested(writer, live=writer in self.cursors and self.cursors[writer].live)
 
     async def _catch_up(self, writer: InstanceName, step: CatchUp) -> None:
         """Fetch a page of missed facts, and pass it to the cursor; CatchUpError if no source has one."""

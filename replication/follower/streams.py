@@ -20,7 +20,7 @@ from replication.follower.missed_facts import MissedFacts
 from replication.follower.registration import StreamFunctions
 from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
-from replication.follower.stream import FIRST_RETRY, LAST_RETRY, StreamFollower
+from replication.follower.step_errors import FIRST_RETRY, LAST_RETRY
 from replication.logs import TroubleLog
 from replication.net.endpoints import is_redis
 from replication.session.backoff import Backoff
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from replication.follower.catch_up import CatchUpSources
     from replication.follower.relay import Relay
     from replication.follower.sources import DatabaseCatchUp
+    from replication.follower.stream import StreamFollower
     from replication.follower.waiters import PositionWaiters
     from replication.net.command_functions import CommandFunctions
     from replication.net.links import IWriterLink

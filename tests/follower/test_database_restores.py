@@ -114,10 +114,10 @@ class RestoreTests(AuditCase):
         followed.database.write(TWO, 6, 7, 11)
         with logged() as messages:
             followed.receive(TWO, [(6, "[]"), (7, "[]"), (11, "[]")], settle=False)
-            while not followed.follower.errors:
+            while not followed.follower.errors.texts:
                 followed.pump.run_call()
             checking = Deferred.fromCoroutine(followed.audit.check())
-            while not checking.called or followed.follower.errors or followed.applied() != [2, 3, 4, 5, 6, 7, 11]:
+            while not checking.called or followed.follower.errors.texts or followed.applied() != [2, 3, 4, 5, 6, 7, 11]:
                 followed.clock.advance(1.0)
                 followed.pump.wait(followed.store.sync())  # what was queued meanwhile has run
                 if checking.called and not followed.follower.in_progress():

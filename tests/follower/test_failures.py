@@ -284,7 +284,7 @@ class RaisedTests(FailingCase):
             self.rows(fact(2), fact(3), fact(4))
             self.until_alone(3)
         self.assertEqual((self.position(), self.state()), (2, "stopped"))
-        self.assertIn(f"{error.__name__}: cannot take {{3}}", self.follower.errors[MASTER])
+        self.assertIn(f"{error.__name__}: cannot take {{3}}", self.follower.errors.texts[MASTER])
         with logged():
             done = self.leave_out(3)
         self.assertEqual((done, self.position(), self.state()), ([None], 4, "live"))
@@ -554,7 +554,7 @@ class DecideTests(FailingCase):
         self.make_it_fail()
         self.assertEqual([each.attempts for each in self.failed], [3, 4, 5])
         self.assertEqual((self.position(), self.kept(), self.state()), (2, [], "stopped"))
-        self.assertIn("ValueError: cannot take {3}", self.follower.errors[MASTER])
+        self.assertIn("ValueError: cannot take {3}", self.follower.errors.texts[MASTER])
 
     def test_any_other_answer_is_an_error_and_skips_nothing(self) -> None:
         self.action = None
@@ -568,7 +568,7 @@ class DecideTests(FailingCase):
         self.raised = KeyError("x")
         self.make_it_fail()
         self.assertEqual((self.position(), self.kept()), (2, []))
-        self.assertIn("KeyError", self.follower.errors[MASTER])
+        self.assertIn("KeyError", self.follower.errors.texts[MASTER])
         self.flushLoggedErrors(KeyError)
 
 

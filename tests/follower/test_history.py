@@ -332,7 +332,7 @@ class CopyTests(HistoryCase):
                 self.process.clock.advance(100)
                 self.assertEqual(self.stored(), ([*map(fact, range(2, 12))], 11))
                 self.assertEqual(
-                    self.follower.errors[MASTER],
+                    self.follower.errors.texts[MASTER],
                     "checking the history of orders of master after 11: StreamError: master has another "
                     "history of orders, or none: not the one that was followed up to 11. Was its database emptied or "
                     "exchanged? Nothing is deleted here. Start the writer with the right database, or start once with "

@@ -123,7 +123,7 @@ class FunctionTests(TokenCase):
         self.errors_to_raise.append(ValueError("not now"))
         self.follower.rows_received(LINK, Rows(LISTS, ONE, [Token(2)], ["[]"]))
         (running,) = self.follower.in_progress()
-        while not self.follower.errors:
+        while not self.follower.errors.texts:
             self.pump.run_call()
         self.clock.advance(10)
         self.pump.wait(share(running))

@@ -46,7 +46,7 @@ class OneWriterTests(AuditCase):
         for mode in (FollowMode.APPLIED, FollowMode.COPIED):
             followed = self.moved(mode)
             followed.at(SECOND, 7)
-            self.assertEqual((followed.applied(), followed.follower.errors), ([2, 3, 4, 6, 7], {}))
+            self.assertEqual((followed.applied(), followed.follower.errors.texts), ([2, 3, 4, 6, 7], {}))
             followed.restart()
             followed.at(SECOND, 7)
             followed.check()

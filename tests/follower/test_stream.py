@@ -179,7 +179,7 @@ class CounterTests(FollowerCase):
         with logged():
             self.rows(fact(5))
             self.process.clock.advance(0.25)
-        self.assertEqual(self.follower.failures, 2)
+        self.assertEqual(self.follower.errors.count, 2)
 
 
 class OpenTests(FollowerCase):
@@ -211,7 +211,7 @@ class OpenTests(FollowerCase):
         self.store.errors["declare"] = StoreError("locked")
         for failures in (1, 2):
             self.assertIsInstance(error_of(begin(self.follower.open())), StoreError)
-            self.assertEqual((self.follower.error, self.follower.failures), ("locked", failures))
+            self.assertEqual((self.follower.error, self.follower.errors.count), ("locked", failures))
         for number in range(2, 100):
             self.at(number, number)
             self.rows(fact(number))
@@ -328,7 +328,9 @@ class ApplyTests(ApplyCase):
             self.rows(fact(2))
             self.assertEqual((self.stored_position(), self.store.ends[-1]), (1, "rolled back"))
             self.assertEqual(self.state(), "stopped")
-            self.assertIn("applying orders of master after 1: ZeroDivisionError: no", self.follower.errors[MASTER])
+            self.assertIn(
+                "applying orders of master after 1: ZeroDivisionError: no", self.follower.errors.texts[MASTER]
+            )
             self.rows(fact(3))
             self.process.clock.advance(0.25)
             self.process.clock.advance(0.5)
@@ -339,7 +341,7 @@ class ApplyTests(ApplyCase):
         self.process.clock.advance(1.0)
         self.assertEqual(self.seen, [[2], [2], [2], [2], [3]])
         self.assertEqual((self.stored_position(), self.state()), (3, "live"))
-        self.assertEqual(self.follower.failures, 3)
+        self.assertEqual(self.follower.errors.count, 3)
 
     def test_without_memory_the_process_ends_unless_the_function_has_requested_it(self) -> None:
         """The error may come after COMMIT: then the position has moved, and each further attempt failed."""
