@@ -187,7 +187,7 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
         )
         for name, value in (
             ("default_transaction_read_only", "on"),
-            ("statement_timeout", "1"),
+            ("statement_timeout", "54321"),  # not a short one: it counts until the transaction has ended
             ("search_path", "public, pg_catalog"),
             ("timezone", "Asia/Tokyo"),
             ("client_encoding", "LATIN1"),
