@@ -133,13 +133,16 @@ class RecentFacts(NamedTuple):
     def with_step(
         self, step: Apply | Reset, now: float, count_of: Callable[[Sequence[Fact]], FactCount] = count_ids
     ) -> RecentFacts:
-        """Return what is known once a step is applied; facts below the position, which came late, do not count."""
+        """Return what is known once a step is applied; facts below the position, which came late, do not count.
+
+        A step without facts begins no slot: the position of a former writer is raised for ever, and the slots stay.
+        """
         if isinstance(step, Reset):
             return RecentFacts(step.to, (), now)
         if step.upto == step.after:
             return self
         count, slots = count_of(step.facts), self.slots if step.after == self.upto else ()
-        if not slots or now - self.began >= SLOT:
+        if not slots or (count.facts and now - self.began >= SLOT):
             return RecentFacts(step.upto, (*slots, Slot(step.after, *count))[-SLOTS:], now)
         last = Slot(slots[-1].after, *slots[-1].counted.plus(count))
         return RecentFacts(step.upto, (*slots[:-1], last), self.began)

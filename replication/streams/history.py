@@ -66,14 +66,19 @@ def raise_epoch(history: History, epoch: Epoch, position: Token) -> History:
 def common_position(ours: History, theirs: History, position: Token) -> Token | None:
     """Return up to where a follower at ``position`` has the writer's facts; None if the histories share no epoch.
 
-    The last shared epoch ends where either history goes on without the other.
+    The last shared epoch ends where either history goes on without the other.  If both do, the writer has lost what
+    followed it.  An epoch of ``raise_epoch`` may start above what is lost: there its settled position counts, too.
     """
     places = {epoch.name: place for place, epoch in enumerate(theirs, 1)}
     for place, epoch in reversed([*enumerate(ours, 1)]):
         if epoch.name in places:
             there = places[epoch.name]
             following = [*ours[place : place + 1], *theirs[there : there + 1]]
-            return min([position, *[each.settled for each in following if each.start < position]])
+            ends = [each.settled for each in following if each.start < position]
+            both = len(following) > 1 and following[1].name.startswith(RAISED)
+            if both and following[1].settled < following[0].settled:
+                ends.append(following[1].settled)
+            return min([position, *ends])
     return None
 
 

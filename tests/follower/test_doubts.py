@@ -489,6 +489,19 @@ class RecentFactsTests(SynchronousTestCase):
             self.time += SLOT
         self.assertEqual((self.above(2), self.above(3)), (None, (3, SLOTS)))
 
+    def test_steps_without_facts_let_no_facts_be_forgotten(self) -> None:
+        """The position of a former writer is raised again and again."""
+        self.note(0, 2, 3)
+        for upto in range(4, SLOTS + 6):
+            self.time += SLOT
+            self.recent = self.recent.with_step(Apply([], Token(upto - 1), Token(upto)), self.time)
+        self.assertEqual((self.recent.upto, self.above(1)), (SLOTS + 5, (0, 2)))
+        self.note(SLOTS + 5, SLOTS + 7)
+        self.assertEqual(self.above(3), (0, 3))
+        self.time += SLOT
+        self.note(SLOTS + 7, SLOTS + 8)
+        self.assertEqual((self.above(SLOTS + 7), self.above(3)), ((SLOTS + 7, 1), (0, 4)))
+
     def test_a_reset_or_a_gap_begins_anew(self) -> None:
         self.note(0, 2, 3)
         self.recent = self.recent.with_step(Reset(Token(3), Token(2)), self.time)

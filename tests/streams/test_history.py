@@ -73,6 +73,17 @@ def test_facts_below_a_raised_position_are_in_doubt_and_the_position_alone_is_no
     assert doubted_since(raised, later, Token(20)) is None
 
 
+def test_a_position_was_raised_before_a_restore_and_is_raised_beyond_it_afterwards() -> None:
+    """The follower is at 52. The writer had ended at 41; the backup has it at 31."""
+    followed = raise_epoch([A], epoch("raised-b.x", 52, settled=41), Token(41))
+    restored = raise_epoch([A], epoch("raised-c.y", 131, settled=31), Token(31))
+    assert [common(followed, restored, position) for position in (52, 60, 31)] == [31, 31, 31]
+    started = [A, epoch("b.x", 35)]
+    assert common(started, restored, 41) == 31
+    complete = raise_epoch([A], epoch("raised-c.y", 131, settled=41), Token(41))
+    assert common(followed, complete, 52) == 52  # the backup may have all of its facts: they are counted
+
+
 def test_an_epoch_in_which_a_position_was_raised_stays() -> None:
     """A follower has it with the start 12, and is at 20."""
     followed = [A, epoch("raised-c.y", 12, settled=7)]
