@@ -36,6 +36,8 @@ MOUNTS: Final = Path("/proc/self/mountinfo")  # Linux
 
 FIRST: Final = 1 << 62  # SQLite locks bytes after 2**30, and its largest database has 2**48 bytes
 
+SHARED: Final = 2**30 + 2, 510  # the first byte that a connection of SQLite locks, and how many
+
 _SHORTS: Final = [("kind", ctypes.c_short), ("whence", ctypes.c_short)]
 _LONGS: Final = [("start", ctypes.c_int64), ("length", ctypes.c_int64), ("process", ctypes.c_int)]
 
@@ -88,6 +90,14 @@ def claimed(path: str) -> Iterator[int]:
         yield descriptor
 
 
+def hold_open(descriptor: int) -> None:
+    """Lock a claimed file as one more connection of SQLite, until the claim ends.
+
+    So no connection is the last one that is closed: that one would move the WAL into the file.
+    """
+    _control(descriptor, SET_LOCK, fcntl.F_RDLCK, *SHARED)
+
+
 def _is_mounted(path: str) -> bool:
     """Return whether the file is a mount of its own, as a volume of a container may be."""
     try:
@@ -138,7 +148,7 @@ def _close(descriptor: int) -> None:
     """Unlock the file, and close each descriptor whose file has no lock of SQLite."""
     with _unclosed_lock, suppress(OSError):  # such locks are unknown to this system or this disk
         _unclosed.append(descriptor)
-        _control(descriptor, SET_LOCK, fcntl.F_UNLCK, FIRST, 0)
+        _control(descriptor, SET_LOCK, fcntl.F_UNLCK, 0, 0)
         for each in _unclosed.copy():
             if _control(each, GET_LOCK, fcntl.F_WRLCK, 0, FIRST).kind == fcntl.F_UNLCK:
                 _unclosed.remove(each)

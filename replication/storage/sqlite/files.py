@@ -8,20 +8,23 @@ each other's locks, and write the same part of the WAL.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from replication.errors import StoreError
+from replication.storage.sqlite.claim import hold_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAGIC: Final = b"\x37\x7f\x06"  # the beginning of a WAL
 HEADER: Final = 32  # bytes of a WAL before its first page
+CHANGES: Final = 24  # where a database has the number of changes of its first page, in 4 bytes
 MOVED: Final = "was moved or deleted: restart with the file in its place"
 _WAL_MOVED: Final = "was moved or deleted: stop this process with SIGTERM, which stores what it holds, and restart"
-_TRUNCATED: Final = "was truncated: restore the database from a backup"
+_TRUNCATED: Final = "was truncated: stop this process, delete FILE-wal and FILE-shm, and put a backup in place"
+_OVERWRITTEN: Final = "was overwritten: stop this process, delete FILE-wal and FILE-shm, and put a backup in place"
 
 
 class DatabaseFiles:
@@ -37,6 +40,7 @@ class DatabaseFiles:
         self._database, self._wal = database, wal
         self._opened = os.fstat(database), os.fstat(wal), os.stat(self._paths[2])  # noqa: PTH116
         self._size = self._wal_size = 0
+        self._changes: int | None = None
         self._wal_header = b""
         self._emptied = False  # the WAL was: by a checkpoint of another process, or by mistake
         self._lost: StoreError | None = None
@@ -44,6 +48,7 @@ class DatabaseFiles:
     def check_sizes(self) -> None:
         """Raise StoreError if a file has lost pages since the last check, or if a commit was lost before.
 
+        It has also lost some if an earlier content was copied into it, with another number of pages or other tables.
         Call it after BEGIN, while no other process writes.  A large transaction of another process restarts the WAL
         with a new header, and its COMMIT truncates the file: a check between the two would make that a loss.
         """
@@ -63,13 +68,16 @@ class DatabaseFiles:
     def _compare_sizes(self) -> None:
         size, wal_size = os.fstat(self._database).st_size, os.fstat(self._wal).st_size
         if size < self._size and not self._is_whole(size):
-            raise self._error(0, _TRUNCATED)
+            raise self._damaged(0, _TRUNCATED)
+        changes = int.from_bytes(os.pread(self._database, 4, CHANGES), "big")
+        if self._changes is not None and (changes - self._changes) % 2**32 >= 2**31:  # the number may begin again at 0
+            raise self._damaged(0, _OVERWRITTEN)
         header = os.pread(self._wal, HEADER, 0)
         if wal_size < self._wal_size:
             if header and header == self._wal_header:  # a WAL that begins again has another one
-                raise self._error(1, _TRUNCATED)
+                raise self._damaged(1, _TRUNCATED)
             self._emptied = True
-        self._size, self._wal_size, self._wal_header = size, wal_size, header
+        self._size, self._changes, self._wal_size, self._wal_header = size, changes, wal_size, header
 
     def check_commit(self) -> None:
         """Raise StoreError unless the files have their names, and the WAL its header: after a commit.
@@ -82,7 +90,7 @@ class DatabaseFiles:
             if self._emptied or not self._wal_size:
                 header = os.pread(self._wal, HEADER, 0)
                 if header and not header.startswith(MAGIC):
-                    raise self._error(1, _TRUNCATED)
+                    raise self._damaged(1, _TRUNCATED)
                 self._emptied = not header  # by a checkpoint, or by mistake: the next check decides
         except StoreError as error:
             self._lost = error
@@ -147,6 +155,16 @@ class DatabaseFiles:
         header = os.pread(self._database, 100, 0)
         page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
         return 0 < (2**16 if page == 1 else page) * pages <= size
+
+    def _damaged(self, which: int, what: str) -> StoreError:
+        """Return the error of a file that was damaged, after which nothing may move from the WAL to the database.
+
+        The last connection does that when it is closed, and a WAL with a hole would replace pages with zeros.
+        """
+        self._lost = self._error(which, what)
+        with suppress(OSError):
+            hold_open(self._database)
+        return self._lost
 
     def _unreadable(self, error: OSError, cure: str = "") -> StoreError:
         return self._error(1, f"cannot be read: {error.strerror}{cure}")

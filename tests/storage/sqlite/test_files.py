@@ -111,8 +111,35 @@ class FilesTests(UsesStore, SynchronousTestCase):
         for harm in (empty, halve):
             for suffix in ("", "-wal"):
                 refusal = self.harmed(harm, suffix)
-                cure = "was truncated: restore the database from a backup"
+                cure = "was truncated: stop this process, delete FILE-wal and FILE-shm, and put a backup in place"
                 self.assertIn(f"database '{self.path}{suffix}' {cure}", refusal, harm)
+
+    def test_a_file_whose_wal_was_emptied_keeps_what_a_checkpoint_has_stored(self) -> None:
+        """The last connection wrote the hole in the WAL into the database: it was no database any more."""
+        self.harmed(empty, "-wal")
+        self.wait(self.store.close())
+        with closing(sqlite3.connect(self.path)) as other:
+            self.assertEqual(other.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
+            self.assertEqual(other.execute("SELECT max(stream_id) FROM stream_orders").fetchall(), [(11,)])
+
+    def test_no_commit_into_a_file_over_which_a_backup_was_copied_is_acknowledged(self) -> None:
+        """Before, commits went on: the file was a mixture of both, and SQLite could not read it any more."""
+        for token in range(2, 12):
+            self.commit(write(token, facts(token)))
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
+            other.execute("VACUUM INTO ?", (f"{self.path}.backup",))
+            for token in range(12, 200):
+                self.commit(write(token, facts(token)))
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.commit(write(200, facts(200)))
+        backup = Path(f"{self.path}.backup").read_bytes()
+        Path(self.path).write_bytes(backup)
+        refusal = self.refusal(201)
+        cure = "was overwritten: stop this process, delete FILE-wal and FILE-shm, and put a backup in place"
+        self.assertIn(f"database {self.path!r} {cure}", refusal)
+        self.assertEqual(self.refusal(202), refusal)
+        self.wait(self.store.close())
+        self.assertEqual(Path(self.path).read_bytes(), backup)
 
     def test_a_transaction_with_statements_is_not_acknowledged_either(self) -> None:
         transaction = self.store.transaction()
