@@ -50,7 +50,7 @@ def encode_json(stream: StreamName, instance: InstanceName, facts: Sequence[Fact
     for token, texts in facts:
         for text in texts:
             row = _read_row(stream, text)
-            fields = "" if row is None else f',"fields":{grammar.encode_json(row.named())}'
+            fields = "" if row is None else f',"fields":{grammar.encode_again(row.named())}'
             lines.append(f'{head}{token},"row":{text}{fields}}}\n')
     return escape_rows("".join(lines).encode())
 

@@ -189,7 +189,7 @@ class LastFacts:
         row = grammar.read_json(text)
         if not isinstance(row, list) or len(row) <= max(self._fields):
             return text  # a row without these fields is its own key
-        return grammar.encode_row([row[place] for place in self._fields])
+        return grammar.encode_again([row[place] for place in self._fields])
 
 
 @attrs.frozen

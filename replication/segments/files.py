@@ -19,7 +19,7 @@ from replication.segments.compression import check_compression, decompress
 from replication.segments.histories import stored_histories
 from replication.segments.manifest import MANIFEST, read_manifest
 from replication.session.encoder import FIRST_GAP
-from replication.streams.facts import Fact, count_rows, facts_of_rows, is_ascending, texts_of, tokens_of
+from replication.streams.facts import Fact, count_rows, facts_of_rows, is_ascending, row_bytes, texts_of, tokens_of
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import Token
 
 MAX_LINE: Final = 64 * 2**20  # bytes without the LF; CHUNK is less
+MAX_FACT: Final = 2**30  # bytes of memory for the rows of one fact; appends accept much less (MAX_FACT_BYTES)
 _CUT: Final = "it ends in the middle of a fact"
 
 
@@ -197,6 +198,7 @@ class _LineParser:
         self._rdata = f"RDATA {segment.stream} {segment.instance} "
         self._position = f"POSITION {segment.stream} {segment.instance} "
         self._begun: list[str] = []  # rows of a fact whose last row has not come yet
+        self._begun_bytes = 0
 
     @property
     def complete(self) -> bool:
@@ -235,6 +237,9 @@ class _LineParser:
                 facts.append(Fact(place, (*self._begun, *texts[start:end])))
                 self._begun.clear()
                 start = end
+        self._begun_bytes = row_bytes(texts[start:]) + (self._begun_bytes if self._begun else 0)
+        if self._begun_bytes > MAX_FACT:
+            raise RemoteProtocolError(f"a fact of more than {MAX_FACT} bytes")
         self._begun += texts[start:]
         return facts
 

@@ -5,6 +5,7 @@ The driver plans; executors fetch rows over HTTP, one partition for each writer 
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from math import inf
 from time import monotonic
@@ -36,6 +37,8 @@ FIRST_PATIENCE: Final = 10.0  # seconds of retries, after which the URL is assum
 PARTITION_IDS: Final = 100_000  # the fewest IDs in a partition
 PARTITIONS: Final = 64  # the most partitions of one writer
 
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
 
 class ReplicationDataSource(DataSource):
     """The source; register it with ``spark.dataSource.register(ReplicationDataSource)``."""
@@ -46,7 +49,7 @@ class ReplicationDataSource(DataSource):
         return "replication"
 
     def schema(self) -> str:
-        """Return the columns; a declared field is a string: a JSON string without quotes, any other value as JSON."""
+        """Return the columns; a declared field is a string: a JSON string without quotes, any other as JSON."""
         options = SourceOptions.read(self.options)
         columns = options.columns(options.info(FIRST_PATIENCE)) if options.with_fields else ("row",)
         quoted = [each.replace("`", "``") for each in columns]
@@ -123,7 +126,10 @@ def _fields(options: SourceOptions, rows: Sequence[str], count: int) -> list[lis
 
 
 def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else grammar.encode_json(value)
+    """Return the value of a column; a text with a lone surrogate as JSON, because UTF-8 cannot hold it."""
+    if value is None or (isinstance(value, str) and (value.isascii() or _LONE_SURROGATE.search(value) is None)):
+        return value
+    return grammar.encode_again(value)
 
 
 class _Reader:

@@ -23,7 +23,7 @@ from replication.session.backoff import Backoff
 from replication.streams.history import Epoch
 from replication.urls import hide_secret
 from replication.web.address import bearer, split_url
-from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, read_page
+from replication.web.pages import GROW, MAX_ANSWER, MAX_PAGE_ROWS, SHRINK, read_page
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -58,7 +58,12 @@ class HttpError(ReplicationError):
 
 
 class UnavailableError(HttpError):
-    """The request failed, and may succeed later: no process answers at the URL, or the status is temporary."""
+    """The request failed, and may succeed later: no process answers at the URL, or the status is temporary.
+
+    ``is_lost``: the request was sent, and no whole answer has arrived.  A smaller one may.
+    """
+
+    is_lost: bool = False
 
 
 class _Writer(TypedDict):
@@ -111,6 +116,7 @@ class HttpClient:
 
     posts: int = attrs.field(init=False, default=0)  # requests that were sent, or begun
     server_time: float | None = attrs.field(init=False, default=None)  # of the last answer, in seconds
+    _page_rows: int = attrs.field(init=False, default=MAX_PAGE_ROWS)  # of the next page: fewer once an answer was lost
 
     def __attrs_post_init__(self) -> None:
         self.url = self.url.rstrip("/")
@@ -160,12 +166,23 @@ class HttpClient:
         return StreamInfo(None if found["row"] is None else tuple(found["row"]), positions)
 
     def page(self, stream: str, writer: str, *, after: int, upto: int, limit: int = MAX_PAGE_ROWS) -> Page:
-        """Return a page of facts with ``after < token <= upto``; it reaches beyond ``after``."""
-        query = urlencode({"instance": writer, "from": after, "upto": upto, "limit": limit})
-        path = f"/v1/streams/{quote(stream, safe='')}/updates?{query}"
+        """Return a page of facts with ``after < token <= upto``; it reaches beyond ``after``.
+
+        Once an answer was lost, pages have fewer rows, and grow again while they arrive.
+        """
+        path = f"/v1/streams/{quote(stream, safe='')}/updates"
 
         def fetch() -> Page:
-            page = read_page(self.request("GET", path), after=Token(after), upto=Token(upto))
+            rows = min(limit, self._page_rows)
+            query = urlencode({"instance": writer, "from": after, "upto": upto, "limit": rows})
+            try:
+                answer = self.request("GET", f"{path}?{query}")
+            except UnavailableError as error:
+                if error.is_lost:
+                    self._page_rows = max(1, rows // SHRINK)
+                raise
+            self._page_rows = min(MAX_PAGE_ROWS, self._page_rows + self._page_rows // GROW + 1)
+            page = read_page(answer, after=Token(after), upto=Token(upto))
             if page.upto <= after:
                 raise UnavailableError(f"{self.url} has no facts of {writer} after {after} yet")
             return page
@@ -198,25 +215,28 @@ class HttpClient:
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> bytes:
         """Send one request, without retries, and return the body of the answer; HttpError unless its status is 200."""
-        connection = self._connection
+        connection, is_sent = self._connection, False
         try:
             if connection.sock is None:
                 connection.connect()
             connection.sock.settimeout(self.timeout)
             self.posts += method == "POST"
             connection.request(method, self._prefix + path, body, {**self._headers, **(headers or {})})
-            response = connection.getresponse()
-            self.server_time = _read_date(response.getheader("Date"))
-            answer = response.read(MAX_ANSWER + 1)
-            if len(answer) > MAX_ANSWER:
-                connection.close()
-                raise HttpError(f"{self.url} answers with more than {MAX_ANSWER} bytes: request fewer rows")
-            if response.length:
-                raise IncompleteRead(answer, response.length)
+            is_sent = True
+            with connection.getresponse() as response:  # it may have the socket alone
+                self.server_time = _read_date(response.getheader("Date"))
+                answer = response.read(MAX_ANSWER + 1)
+                if len(answer) > MAX_ANSWER:
+                    connection.close()
+                    raise HttpError(f"{self.url} answers with more than {MAX_ANSWER} bytes: request fewer rows")
+                if response.length:
+                    raise IncompleteRead(answer, response.length)
         except (OSError, HTTPException) as error:
             in_handshake = isinstance(connection, HTTPSConnection) and type(connection.sock) is socket
             connection.close()
-            raise self.failure(error, in_handshake=in_handshake) from error
+            failure = self.failure(error, in_handshake=in_handshake)
+            vars(failure).update(is_lost=is_sent)
+            raise failure from error
         if response.status == HTTPStatus.OK:
             return answer
         raise self.refusal(response.status, response.reason, answer)

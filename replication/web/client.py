@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
-from twisted.internet.error import ConnectError, ConnectionClosed
+from twisted.internet.error import ConnectError, ConnectingCancelledError, ConnectionClosed
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -28,7 +28,7 @@ from replication.net.tls import client_tls, describe_tls_error
 from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the annotations)
 from replication.urls import Url, hide_secret
 from replication.web.address import bearer, split_url
-from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_page
+from replication.web.pages import GROW, MAX_ANSWER, MAX_PAGE_ROWS, SHRINK, BackwardsPageError, read_page
 from replication.web.passage import note_passage
 from replication.web.response import Response
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -57,8 +57,6 @@ CONNECT_PATIENCE: Final = 10.0  # seconds
 # Seconds between attempts at the addresses of a host.  Twisted's 0.3 also delays the answer that nothing listens.
 ATTEMPT_DELAY: Final = 0.02
 IDLE: Final = 50  # seconds that an unused connection is kept: less than the 60 of Twisted's servers
-SHRINK: Final = 8  # a page whose answer was lost is requested again with so many times fewer rows
-GROW: Final = 4  # and each page that arrives lets the next one have a quarter more
 
 
 T = TypeVar("T")
@@ -289,8 +287,8 @@ class HttpCatchUp:
             text = await body.whole
         except Exception as error:
             cause = _cause(error)
-            if isinstance(cause, CancelledError):
-                raise cause from None  # the caller has cancelled
+            if isinstance(cause, CancelledError | ConnectingCancelledError):
+                raise CancelledError from None  # the caller has cancelled
             tls = describe_tls_error(cause, self._pool)
             is_lost = tls is None and not isinstance(error, (ConnectError, NotImplementedError))
             kind = LostAnswerError if is_lost else CatchUpError

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PAGE_ROWS: Final = 1_000  # rows, if the request has no limit
 MAX_PAGE_ROWS: Final = 10_000
 PAGE_BYTES: Final = 32 * 2**20  # a larger page ends early: clients have a limit of their own
+SHRINK: Final = 8  # a page whose answer was lost is requested again with so many times fewer rows
+GROW: Final = 4  # and each page that arrives lets the next one have a quarter more
 MAX_ANSWER: Final = 256 * 2**20  # bytes that a client reads; a fact has less (MAX_FACT_BYTES), unless it is older
 
 BLANK: Final = object()  # stands for a line without a fact

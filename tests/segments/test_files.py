@@ -26,6 +26,7 @@ from replication.segments.manifest import (
     read_manifest,
     write_manifest,
 )
+from replication.streams.facts import row_bytes
 from replication.wire.grammar import StreamName, Token
 from tests import strategies
 from tests.segments.histories import (
@@ -186,6 +187,21 @@ def test_a_line_up_to_the_limit_is_read_in_any_chunks(tmp_path: Path, monkeypatc
         assert verify_segment(folder, segment) is None
         monkeypatch.setattr(files, "MAX_LINE", len(long) - 1)
         assert "a line of more than" in str(verify_segment(folder, segment))
+
+
+def test_a_fact_of_many_short_lines_takes_no_memory_beyond_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file may unpack to millions of rows of one fact, each of which is held until the last one has come."""
+    folder = LocalFolder(tmp_path)
+    facts = [fact(2, "x"), fact(3, *range(10)), fact(4, *range(10, 20))]
+    segment = write_segment(folder, facts)
+    monkeypatch.setattr(codecs, "CHUNK", 1)  # each line is read by itself
+    size = row_bytes(facts[2].texts[:-1])
+    monkeypatch.setattr(files, "MAX_FACT", size)
+    assert verify_segment(folder, segment) is None
+    monkeypatch.setattr(files, "MAX_FACT", size - 1)
+    assert f"{segment.name}: a fact of more than {size - 1} bytes" in str(verify_segment(folder, segment))
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])

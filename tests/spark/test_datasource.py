@@ -22,6 +22,7 @@ from replication.errors import ConfigError, StreamError
 from replication.spark import datasource
 from replication.spark.datasource import BatchReader, ReplicationDataSource, StreamReader, TokenRange, token_ranges
 from replication.spark.options import SourceOptions
+from replication.streams.facts import Fact
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.web.blocking_client import HttpError
@@ -32,8 +33,6 @@ from tests.spark.served import FakeMaster, served
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    from replication.streams.facts import Fact
 
 COLUMNS = ["stream", "instance", "token", "row"]
 MINE = [fact(token, *[["é", token, {"k": index}] for index in range(token % 3 + 1)]) for token in range(2, 60, 2)]
@@ -139,6 +138,18 @@ def test_declared_fields_become_columns(master: FakeMaster) -> None:
     )
     assert found == [("orders", MASTER, 2, "é", "2", f'{{"k":{index}}}') for index in range(3)] + [
         ("orders", OTHER, 3, None, "x", "3")
+    ]
+
+
+def test_a_declared_field_that_no_column_can_hold_is_json() -> None:
+    """UTF-8 has no lone surrogates, and such a row may not stop a query: JSON has them, and numbers of any size."""
+    options = SourceOptions.read({"stream": "orders", "fields": "true"})
+    texts = '["\\ud800",1e999,"é"]', '[["\\udfff"],{"\\ud800":[1E400]},"\\ud83d\\ude00"]'
+    page = Page([Fact(Token(2), texts)], Token(2), limited=False)
+    found = datasource._batch(options, [*COLUMNS[:3], "a", "b", "c"], MASTER, page).to_pylist()
+    assert [[row[name] for name in "abc"] for row in found] == [
+        ['"\\ud800"', "1e999", "é"],
+        ['["\\udfff"]', '{"\\ud800":[1e999]}', "😀"],
     ]
 
 

@@ -272,6 +272,30 @@ def test_pages_put_together_are_the_history(master: FakeMaster) -> None:
         assert list(client.pages("orders", MASTER, after=30, upto=30)) == []
 
 
+def test_pages_shrink_while_answers_are_cut_off_and_grow_again() -> None:
+    """A proxy that cuts off long answers must not stop a query of Spark (docs/protocol/following.md E5)."""
+    limits: list[int] = []
+    page = b'{"updates":[[5,"row"]],"upto_token":9,"limited":false}'
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for _ in range(6):
+                connection, _ = listening.accept()
+                with connection:
+                    limits.append(int(connection.recv(65536).partition(b"limit=")[2].split()[0]))
+                    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(page)
+                    connection.sendall(head + (page if limits[-1] < 1_000 else page[:-1]))
+
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        client, _ = patient(f"http://127.0.0.1:{listening.getsockname()[1]}", 60.0)
+        for limit in (10_000, 10_000, 10, 10_000):
+            assert client.page("orders", MASTER, after=0, upto=9, limit=limit).upto == 9
+        client.close()
+        thread.join()
+    assert limits == [10_000, 1_250, 156, 196, 10, 308]
+
+
 def test_a_permanent_error_is_not_retried(master: FakeMaster) -> None:
     with closing(HttpClient(master.url, patience=60)) as client, pytest.raises(HttpError, match="404: no such stream"):
         client.stream("odrers")

@@ -524,6 +524,12 @@ class CancelTests(ScriptedTestCase):
             self.assertTrue(self.network.pumps[-1].clientIO.disconnecting)
             self.assertEqual(self.network.reactor.getDelayedCalls(), [])
 
+    def test_a_request_can_be_cancelled_while_it_connects(self) -> None:
+        """Then Twisted raises an error of its own, whose text is an address."""
+        started = Deferred.fromCoroutine(self.source.facts(ORDERS, MASTER, after=Token(0), upto=Token(9), limit=9))
+        started.cancel()
+        self.failureResultOf(started, CancelledError)
+
 
 class SynapseTests(ScriptedTestCase):
     """Against a Synapse, which does not have our paths (docs/protocol/following.md E5)."""

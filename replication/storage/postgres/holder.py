@@ -83,7 +83,7 @@ class Holder:
     def __init__(self, on_lost: Callable[[CommitsLostError], object] = lambda _: None) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()} {uuid4().hex}"
         self.names: list[InstanceName] = []
-        self.connected = False  # whether the process has had a session: its URL is right
+        self.connected = False  # whether a server has let this process in: its URL is right
         self.server = ""
         self._keeps_sessions = False
         self.marks: dict[str, int] = {}

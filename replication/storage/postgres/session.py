@@ -172,6 +172,7 @@ class PostgresSession:
         if self._connection is None:
             with self.refusals():
                 connection = self._socket = psycopg.connect(self.address.conninfo, autocommit=True)
+                self.holder.connected = True
                 connection.prepared_max = PREPARED
                 if not self._settings:
                     connection.prepare_threshold = None
@@ -182,7 +183,6 @@ class PostgresSession:
                     raise
             self._connection, self._pipeline = connection, Pipeline(connection)
             self.number += 1
-            self.holder.connected = True
         return self._connection
 
     @property

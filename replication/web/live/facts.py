@@ -72,5 +72,5 @@ def _cells(row_text: str, columns: int) -> list[str]:
 
 
 def _shorten(value: object) -> str:
-    shown = value if isinstance(value, str) else grammar.encode_json(value)
+    shown = value if isinstance(value, str) else grammar.encode_again(value)
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(shown):,} characters)"

@@ -211,6 +211,19 @@ class ConnectTests(UsesSession, SynchronousTestCase):
         self.patch(psycopg, "connect", fail)
         self.assertIn(f": unsupported; {KEY_CURE}", str(self.assertRaises(StoreError, self.session.connect)))
 
+    def test_a_server_that_ends_while_the_first_session_is_configured_is_lost_for_now(self) -> None:
+        """The server has let this process in, so its URL is right, and a start waits."""
+        session = self.make_session(self.server.url(self.database))
+        configure = session._configure
+
+        def lose(connection: psycopg.Connection) -> None:
+            with socket.socket(fileno=os.dup(connection.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)
+            configure(connection)
+
+        session._configure = lose  # type: ignore[method-assign]
+        self.assertTrue(self.assertRaises(SessionLostError, session.connect).temporary)
+
     def test_a_database_or_a_server_that_is_not_there_is_named(self) -> None:
         self.assertIn("create it with createdb", self.connect_error(self.server.url("nowhere")))
         self.assertIn("start the server", self.connect_error("postgresql://me:hunter2@127.0.0.1:1/x"))

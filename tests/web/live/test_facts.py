@@ -49,6 +49,10 @@ class FactsTests(ApiTestCase):
         for cell in ("[&quot;only&quot;]", "[]", "text", "[&quot;two&quot;,&quot;fields&quot;]"):
             self.assertIn(f"<td>{cell}</td>", page)
 
+    def test_a_number_that_no_float_holds_and_a_lone_surrogate_are_shown(self) -> None:
+        self.served.histories["orders", "master"] = [Fact(Token(5), ('[1e999,"\\ud800"]',))]
+        self.assertIn("<td>1e999</td><td>\\ud800</td>", self.page("?stream=orders&id=5"))
+
     def test_what_is_not_there_is_named(self) -> None:
         self.assertIn("There is no such fact here", self.page("?stream=caches&id=3"))
         self.assertIn("No stream &#x27;nope&#x27; here", self.page("?stream=nope"))
