@@ -23,7 +23,7 @@ from replication.segments.kept import check_kept
 from replication.segments.manifest import Segment, staged_name
 from replication.segments.tables import open_table
 from replication.session.encoder import FIRST_GAP
-from replication.streams.access_tokens import CACHE, hide_in_row
+from replication.streams.access_tokens import MAY_HAVE, hide_in_row
 from replication.streams.definitions import CACHES
 from replication.wire import grammar
 from replication.wire.grammar import Token
@@ -76,7 +76,7 @@ def export_range(
 
 def _without_access_tokens(found: Iterator[Columns]) -> Iterator[Columns]:
     for columns in found:
-        with_tokens = pc.match_substring(columns.rows, CACHE)
+        with_tokens = pc.match_substring_regex(columns.rows, MAY_HAVE)
         if pc.any(with_tokens).as_py():
             hidden = pa.array(map(hide_in_row, columns.rows.filter(with_tokens).to_pylist()), pa.string())
             columns = columns._replace(rows=pc.replace_with_mask(columns.rows, with_tokens, hidden))  # noqa: PLW2901

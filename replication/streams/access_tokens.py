@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import StreamName
 
 CACHE: Final = "get_user_by_access_token"  # its keys are access tokens
+MAY_HAVE: Final = rf"{CACHE}|\\"  # a pattern of rows that may be of the cache: JSON may write its name with escapes
 
 
 def hide_access_tokens(stream: StreamName, facts: Sequence[Fact]) -> Sequence[Fact]:
@@ -33,7 +34,7 @@ def hide_access_tokens(stream: StreamName, facts: Sequence[Fact]) -> Sequence[Fa
 
 
 def _may_have(text: str) -> bool:
-    """Return whether a row may be of the cache; JSON may write any character of its name as an escape."""
+    """Return whether a row matches MAY_HAVE, in less time."""
     return CACHE in text or "\\" in text
 
 

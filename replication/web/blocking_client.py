@@ -49,21 +49,17 @@ class HttpError(ReplicationError):
     """The request failed, and a retry would fail, too: the message names the URL, the reason and the cure.
 
     ``detail`` is the API's own sentence and ``status`` that of HTTP, if it answered.  ``fields`` are those
-    of its answer.
+    of its answer.  ``is_lost``: the request was sent, and no whole answer has arrived.
     """
 
     detail: str | None = None
     status: int | None = None
+    is_lost: bool = False
     fields: Mapping[str, Any] = MappingProxyType({})
 
 
 class UnavailableError(HttpError):
-    """The request failed, and may succeed later: no process answers at the URL, or the status is temporary.
-
-    ``is_lost``: the request was sent, and no whole answer has arrived.  A smaller one may.
-    """
-
-    is_lost: bool = False
+    """The request failed, and may succeed later: no process answers at the URL, or the status is temporary."""
 
 
 class _Writer(TypedDict):
@@ -177,7 +173,7 @@ class HttpClient:
             query = urlencode({"instance": writer, "from": after, "upto": upto, "limit": rows})
             try:
                 answer = self.request("GET", f"{path}?{query}")
-            except UnavailableError as error:
+            except HttpError as error:
                 if error.is_lost:
                     self._page_rows = max(1, rows // SHRINK)
                 raise
@@ -235,7 +231,7 @@ class HttpClient:
             in_handshake = isinstance(connection, HTTPSConnection) and type(connection.sock) is socket
             connection.close()
             failure = self.failure(error, in_handshake=in_handshake)
-            vars(failure).update(is_lost=is_sent)
+            failure.is_lost = is_sent
             raise failure from error
         if response.status == HTTPStatus.OK:
             return answer

@@ -25,6 +25,7 @@ from replication.segments.manifest import WORK
 from replication.segments.run import CACHES_DEFINITION, SegmentOptions, StreamRange
 from replication.segments.tables import open_table
 from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests import strategies
 from tests.segments.histories import (
@@ -41,8 +42,6 @@ from tests.segments.histories import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from replication.streams.facts import Fact
 
 
 @st.composite
@@ -135,6 +134,18 @@ def test_access_tokens_are_written_only_if_they_are_asked_for(tmp_path: Path) ->
             options = SegmentOptions(compression="none", compact=compact, access_tokens=shown)
             segments = export(url, folder, writer_range(0, 3), options=options, definition=CACHES_DEFINITION)
             assert segment_lines(folder, segments) == live_lines(expected, stream="caches")
+
+
+def test_no_access_token_is_written_if_its_row_has_the_name_of_the_cache_in_escapes(tmp_path: Path) -> None:
+    """A row as another program may send it."""
+    texts = [r'["get_user_by_access_tok\u0065n",["syt_1"],5]', r'["get_user_by_id",["\u0040u:h"],5]']
+    url = write_database(tmp_path / "writer.db", {MASTER: [Fact(Token(2), tuple(texts))]}, stream="caches")
+    folder = LocalFolder(tmp_path / "out")
+    options = SegmentOptions(compression="none")
+    segments = export(url, folder, writer_range(0, 3), options=options, definition=CACHES_DEFINITION)
+    found = segment_lines(folder, segments)
+    assert b"syt_1" not in found
+    assert (b'"get_user_by_access_token",null' in found, texts[1].encode() in found) == (True, True)
 
 
 def test_facts_outside_a_writers_range_are_not_written(tmp_path: Path) -> None:
