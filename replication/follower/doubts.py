@@ -181,7 +181,8 @@ class Doubts:
         copies: the store with the copy of the facts; None for a function.
         clock: for the facts of the last seconds.
         count: counts the facts of a writer.
-        undone: whether a function of ``on_reset`` undoes facts; then the rows that a function has applied are compared.
+        undone: whether a function of ``on_reset`` undoes facts; then the rows that a function has applied are compared,
+            and facts that cannot be counted are applied again.
 
     """
 
@@ -226,11 +227,11 @@ class Doubts:
         if since is None or since >= after:
             return since
         applied = await self._applied(writer, since, after)
-        if applied is None:
+        if applied is None and not self._undone:
             return after
-        place, count = applied
+        place, count = applied or (since, None)
         found = await self._count(self._stream, writer, theirs, after=place, upto=after)
-        return after if found is None or found.matches(count) else since
+        return after if found is None or (count is not None and found.matches(count)) else since
 
     async def _applied(self, writer: InstanceName, after: Token, upto: Token) -> tuple[Token, FactCount] | None:
         if self._copies is None:

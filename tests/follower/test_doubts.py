@@ -399,6 +399,18 @@ class FunctionTests(DoubtsCase):
             self.at(10, 10, link="next")
             self.assertEqual((self.counted, self.process.asked), ([], [(at, 10)]))
 
+    def test_a_function_that_is_undone_goes_back_if_its_facts_cannot_be_counted(self) -> None:
+        """An older program stores no number; or the writer's position was settled more than ten seconds before."""
+        for found, after in ((LESS, 4), (None, 8)):  # None: facts are gone
+            self.undone = True
+            self.setUp()
+            self.follow_to_eight()
+            self.store._counts.pop((ORDERS, MASTER))
+            self.start_again()
+            self.found = found
+            self.come_back(PROMOTED)
+            self.assertEqual((self.counted, self.process.asked), ([(4, 8)], [(after, 9)]))
+
     def test_a_fact_that_is_applied_again_is_not_counted_again(self) -> None:
         self.follow_to_eight()
         assert self.follower.histories is not None
