@@ -38,7 +38,7 @@ class Address:
         shown, url = Url(given_url), Url(given_url).reveal()
         try:
             given = conninfo_to_dict(url)
-        except psycopg.ProgrammingError as error:
+        except (psycopg.ProgrammingError, UnicodeDecodeError) as error:  # a % in a password may begin a byte
             # The driver's message may contain the password; without an @ there is none.
             why = " ".join(str(error).split()) if "@" not in url else ESCAPE
             raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {why}") from None

@@ -45,6 +45,7 @@ def test_an_error_of_the_driver_does_not_quote_an_option(option: str) -> None:
     ("url", "shown"),
     [
         ("postgresql://me:hunter2%zz@here/shop", "postgresql://me@here/shop"),
+        ("postgresql://me:50%badhunter2@here/shop", "postgresql://me@here/shop"),  # %ba is no character of UTF-8
         ("postgresql://me:hunter2@@here@there/shop", "postgresql://…@there/shop"),
         ("postgresql://me:hunter2/shop", "postgresql://…"),
         ("postgresql://me:x/hunter2@here/shop", "postgresql://…@here/shop"),
