@@ -107,7 +107,19 @@ def hide_secret(text: str, secret: str) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Return ``text``, which may quote arguments of a command line, without the secrets of URLs in it."""
+    """Return ``text``, which may quote arguments of a command line, without the secrets of URLs in it.
+
+    From the first URL to the last ``@`` all counts as one URL: a password may have spaces and quotes.
+    """
+    begin, end = text.rpartition("@")[0].find("://"), text.rfind("@")
+    if begin >= 0:
+        begin = max(text.rfind(each, 0, begin) for each in " \n\t'\"") + 1
+        end += len(re.split(r"[\s'\"]", text[end:], maxsplit=1)[0])
+        return _hide_words(text[:begin]) + _hide(text[begin:end]) + _hide_words(text[end:])
+    return _hide_words(text)
+
+
+def _hide_words(text: str) -> str:
     return re.sub(r"[^\s'\"]+", lambda word: _hide(word[0]), text)
 
 

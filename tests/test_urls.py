@@ -121,6 +121,8 @@ def test_a_secret_is_hidden_also_where_only_its_beginning_is_quoted() -> None:
 
 def test_a_message_that_quotes_arguments_is_shown_without_secrets() -> None:
     assert hide_secrets(f"no option '--x=http://me:{SECRET}@h' here") == "no option '--x=http://…@h' here"
+    assert hide_secrets(f"no option '--x=http://me:a {SECRET}@h' here") == "no option '--x=http://…@h' here"
+    assert hide_secrets(f"no a://me:x@h redis://:b'{SECRET}@h e") == "no a://…@h e"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process change what ps shows")

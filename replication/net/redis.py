@@ -118,6 +118,17 @@ class RedisPeer(RedisConnection):
             self._client.peer_failed(fault)
             self.transport.abortConnection()
 
+    def other_tls(self) -> str:
+        """Return what to do if TLS is why nothing was received; empty if something was."""
+        if self.bytes_in:
+            return ""
+        place = self._client.endpoint
+        if place.startswith("rediss://"):
+            return f"; if that port has no TLS, write redis{place.removeprefix('rediss')}"
+        return (
+            f"; if that port has TLS, write rediss{place.removeprefix('redis')}" if place.startswith("redis://") else ""
+        )
+
     def send(self, *commands: Command) -> None:
         """Refuse: other processes of the homeserver would receive it (docs/protocol/redis.md)."""
         words = ", ".join(each.WORD for each in commands)
@@ -136,7 +147,8 @@ class RedisPeer(RedisConnection):
         """Ping, or give up."""
         silence = self._clock.seconds() - self._received_at
         if not self.subscribed:
-            self.fail(Fault(f"it has not confirmed the subscription within {ANSWER_TIMEOUT:g} s", "ping timeout"))
+            text = f"it has not confirmed the subscription within {ANSWER_TIMEOUT:g} s{self.other_tls()}"
+            self.fail(Fault(text, "ping timeout"))
         elif silence >= GIVE_UP_AFTER:
             self.fail(Fault(f"nothing received for {silence:.0f} s, not even an answer to PING", "ping timeout"))
         else:
@@ -302,7 +314,8 @@ class RedisClient(Factory):
             self._trouble.end()
             self.log.info("lost {channel} at {endpoint}", channel=self.channel, endpoint=self.endpoint)
         elif not self._reported and not self._ended:
-            self._report(f"{self.endpoint}: {peer.tls_error or 'it closed the connection'}; retrying")
+            why = peer.tls_error or f"it closed the connection{peer.other_tls()}"
+            self._report(f"{self.endpoint}: {why}; retrying")
         self.peer = None
         self._cancel_timers()
         self.state = "stopped" if self.reader.closed else "stopping" if self._ended else "not connected"

@@ -7,6 +7,8 @@ is not imported, and a transaction costs one comparison.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import ConfigError, install_command
 from replication.streams.skips import describe_error
+from replication.urls import Url, hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,10 +48,23 @@ def run(reactor: Any, share: float, instance_name: str, version: str) -> None:
 
     def start() -> None:
         global tracer  # noqa: PLW0603 (a process is traced or not, like its log)
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(hide_endpoint)  # it logs URLs that fail
         tracer = Tracer(share, instance_name, version, OTLPSpanExporter())
 
     reactor.callWhenRunning(start)  # its thread would not survive the fork into the background
     reactor.addSystemEventTrigger("after", "shutdown", stop)
+
+
+def hide_endpoint(record: logging.LogRecord) -> bool:
+    """Leave the secrets in the URL of OpenTelemetry's endpoint out of a record; let all records pass."""
+    text = record.getMessage()
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        url = os.environ.get(name, "")
+        if query := url.partition("?")[2]:
+            text = text.replace(query, "…")
+        text = Url(url).hide_in(text)
+    record.msg, record.args = hide_secrets(text), ()
+    return True
 
 
 def stop() -> None:

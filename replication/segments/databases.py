@@ -13,7 +13,7 @@ import msgspec
 
 from replication.errors import ConfigError, StoreError, install_command
 from replication.storage.names import quoted, relation_name
-from replication.storage.postgres.options import CURES_BY_WORDS, missing_options
+from replication.storage.postgres.options import CURES_BY_WORDS, ESCAPE, missing_options, splits_password
 from replication.storage.sqlite.joined import table_of
 from replication.storage.sqlite.session import SqliteSession
 from replication.urls import Url
@@ -56,6 +56,8 @@ def resolve_url(url: str | Url) -> Url:
     url = Url(url)
     scheme, _, rest = url.reveal().partition("://")
     if scheme == "postgresql" and rest:
+        if splits_password(url.reveal()):
+            raise ConfigError(f"database {url!r} is not a URL of PostgreSQL: {ESCAPE}")
         return url
     if scheme == "sqlite" and rest.startswith("/") and rest != "/" and "?" not in rest:
         return Url(f"sqlite:///{Path(rest[1:]).absolute()}")

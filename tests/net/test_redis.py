@@ -178,6 +178,10 @@ class ReconnectTests(LinkCase):
         with logged() as lines:
             self.start(ANSWER_TIMEOUT + 1)
         self.assertIn("has not confirmed the subscription", lines[0])
+        self.assertIn(f"; if that port has TLS, write rediss://127.0.0.1:{PORT}", lines[0])
+        assert self.link.peer is not None
+        self.link.endpoint = f"rediss://127.0.0.1:{PORT}"
+        self.assertEqual(self.link.peer.other_tls(), f"; if that port has no TLS, write redis://127.0.0.1:{PORT}")
         self.redis.silent = False
         self.net.run(ANSWER_TIMEOUT + MAX_DELAY)
         self.assertEqual(self.link.state, "following")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -145,3 +146,19 @@ class FactsTests(WorkerCase):
         self.serve(HELLO + position(1, 1) + rdata(2) + rdata(3))
         self.start()
         self.assertEqual([each.attributes["replication.token"] for each in self.spans.all()], [2, 3])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exceeded with url: /otlp?key=hunter2/v1/traces (Caused by a refusal)",
+        "Failed to parse: '127.0.0.1:hunter2'",
+        "no adapters were found for 'htp://me:hunter2@x/v1/traces'",
+    ],
+)
+def test_a_failed_export_is_logged_without_the_secrets_of_its_url(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:hunter2/otlp?key=hunter2")
+    record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "reason: %s", (text,), None)
+    assert traces.hide_endpoint(record)
+    assert "hunter2" not in record.getMessage()
+    assert record.getMessage().startswith("reason: ")

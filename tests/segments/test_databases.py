@@ -55,12 +55,19 @@ def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_path_or_a_password_may_have_the_mark_that_ends_the_scheme() -> None:
     assert resolve_url("sqlite:////a://m.db").reveal() == "sqlite:////a:/m.db"
-    assert resolve_url("postgresql://me:p://w@here/db").reveal() == "postgresql://me:p://w@here/db"
+    assert resolve_url("postgresql://me@here/db?password=p://w").reveal() == "postgresql://me@here/db?password=p://w"
 
 
 def test_a_password_is_not_part_of_a_message() -> None:
     with pytest.raises(ConfigError, match="'mysql://me@here/db'"):
         resolve_url("mysql://me:s3cret@here/db")
+
+
+@pytest.mark.parametrize("password", ["x@s3cret", "20/s3cret", "x@s3cret/y"])
+def test_a_password_of_which_the_driver_would_take_a_part_for_the_host_is_refused(password: str) -> None:
+    with pytest.raises(ConfigError, match="write each of / : @") as refused:
+        resolve_url(f"postgresql://me:{password}@127.0.0.1:1/db")
+    assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from replication.errors import ConfigError
-from replication.storage.postgres.options import missing_options
+from replication.storage.postgres.options import ESCAPE, missing_options, splits_password
 from replication.urls import Url, is_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
 _SHOWN: Final = ("host", "port", "user", "dbname", "sslcert", "sslkey", "sslrootcert")  # options without secrets
 
 
@@ -39,13 +38,14 @@ class Address:
         shown, url = Url(given_url), Url(given_url).reveal()
         try:
             given = conninfo_to_dict(url)
-        except psycopg.ProgrammingError as error:
+        except (psycopg.ProgrammingError, UnicodeDecodeError) as error:  # a % in a password may begin a byte
             # The driver's message may contain the password; without an @ there is none.
-            why = " ".join(str(error).split()) if "@" not in url else _ESCAPE
+            why = " ".join(str(error).split()) if "@" not in url else ESCAPE
             raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {why}") from None
         host, ports, user = str(given.get("host", "")), str(given.get("port", "")), given.get("user")
-        if "@" in host[1:] or not re.fullmatch(r"[0-9,]*", ports):  # the driver reads half a password as a port
-            raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {_ESCAPE}")
+        # The driver may take a part of the password for a host, a port or a database.
+        if splits_password(url) or "@" in host[1:] or not re.fullmatch(r"[0-9,]*", ports):
+            raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {ESCAPE}")
         if not all(is_host(each) for each in host.split(",") if not each.startswith(("/", "@"))):
             raise ConfigError(
                 f"database {shown!r} is not a URL of PostgreSQL: the name of its host cannot be looked up"

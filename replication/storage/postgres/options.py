@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ KEY_CURE: Final = (
     "if the private key has a password, sslpassword in the URL is missing or wrong: give the right one, or write the "
     "key without one, with openssl pkey -in KEY -out FILE"
 )
+ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
 POLICY_CURE: Final = "ALTER ROLE … BYPASSRLS for this user, or name another user"
 CURES_BY_WORDS: Final = {  # of the error, whatever its SQLSTATE is
     '": bad decrypt': KEY_CURE,
@@ -45,3 +47,12 @@ def missing_options(given: Mapping[str, object], hosts: str = "") -> dict[str, s
         for name, value in options.items()
         if name == ENCODING or (not given.get(name) and not (has_service and name == "sslpassword"))
     }
+
+
+def splits_password(url: str) -> bool:
+    """Return whether libpq takes a part of the password for the host or the database, and would quote it in errors.
+
+    It does if ``@`` or ``/`` in the password is not escaped: then a further ``@`` follows.
+    """
+    place = re.sub(r"^[^@/]*@", "", url.partition("://")[2]).partition("?")[0]
+    return "@" in place[1:]  # a host may begin with @, as an abstract UNIX socket

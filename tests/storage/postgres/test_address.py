@@ -45,9 +45,12 @@ def test_an_error_of_the_driver_does_not_quote_an_option(option: str) -> None:
     ("url", "shown"),
     [
         ("postgresql://me:hunter2%zz@here/shop", "postgresql://me@here/shop"),
+        ("postgresql://me:50%badhunter2@here/shop", "postgresql://me@here/shop"),  # %ba is no character of UTF-8
         ("postgresql://me:hunter2@@here@there/shop", "postgresql://…@there/shop"),
         ("postgresql://me:hunter2/shop", "postgresql://…"),
         ("postgresql://me:x/hunter2@here/shop", "postgresql://…@here/shop"),
+        ("postgresql://me:20/hunter2@here/shop", "postgresql://…@here/shop"),  # 20 would be a port
+        ("postgresql://me:x@hunter2/y@here/shop", "postgresql://…@here/shop"),
         ("postgresql://me@here/shop?hunter2=1", "postgresql://me@here/shop?…"),
         ("postgresql://me:hunter2@a..b/shop", "postgresql://me@a..b/shop"),
         ("postgresql://here,.there/shop", "postgresql://here,.there/shop"),
