@@ -46,7 +46,10 @@ class GenericRows(StreamTable[_Session]):
     def check_columns(self, columns: Sequence[str]) -> None:
         """Raise SchemaError unless the table, which has these columns, was created by this package."""
         if not columns:
-            raise SchemaError(f"there is no table {self.name!r}, and no fact of stream {self.definition.name!r}")
+            raise SchemaError(
+                f"there is no table {self.name!r}, and no fact of stream {self.definition.name!r}; if its facts are in "
+                "a table of the application, define it in [[streams]] here as at the process that writes it"
+            )
         if [*columns] != [*self.COLUMNS]:
             raise SchemaError(
                 f"table {self.name!r} has the columns {', '.join(columns)}, so it is not one of ours: "
