@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WAL_HEADER: Final = 32  # bytes
 FRAME_HEADER: Final = 24
+SHM_HEADER: Final = 136  # of the file -shm
 LOST_COMMITS: Final = "has lost commits of this process"
 
 
@@ -101,11 +102,12 @@ class TornWal(OnSqlite):
         name, wal = STREAMS[stream], _wal(scene, stream)
         scene.held.add(name)
         scene.kill(name)
-        if wal.exists() and wal.stat().st_size > WAL_HEADER:
+        _, valid = _frames(wal)
+        if valid:  # a start on a full disk may leave a WAL with commits, and -shm without their number
             frame = FRAME_HEADER + _page_size(wal)
             data = wal.read_bytes()
             torn = data[WAL_HEADER : WAL_HEADER + frame * scene.chance.randrange(1, 4)]
-            end = WAL_HEADER + _frames(wal)[1] * frame
+            end = WAL_HEADER + valid * frame
             garbage = random.Random(len(data)).randbytes(len(torn))
             # A full disk tears it even earlier.
             with suppress(OSError), wal.open("r+b", buffering=0) as file:
@@ -376,7 +378,8 @@ def _frames(wal: Path) -> tuple[int, int]:
     path = Path(str(wal).removesuffix("-wal") + "-shm")
     if not wal.exists() or not path.exists():
         return 0, 0
-    shm = path.read_bytes()
+    if len(shm := path.read_bytes()) < SHM_HEADER:
+        return 0, 0
     (valid,), (copied,), (begun,) = (struct.unpack_from("=I", shm, at) for at in (16, 96, 128))
     return max(copied, begun), valid
 
