@@ -211,7 +211,7 @@ class ServedStreams:
             ours = statuses.get(follower.name, StreamStatus(definition, []))
             others = [each for each in ours.writers if each.instance not in follower.cursors]
             own_notes = follower.application.waits.note, self._parted_note(follower), self._partial_note(follower)
-            notes = [each for each in own_notes if each]
+            notes = [*filter(None, own_notes), *self._followed.lost_writers.notes(follower.name)]
             statuses[follower.name] = replace(ours, writers=[*others, *followed], notes=[*ours.notes, *notes])
         return [*statuses.values()]
 

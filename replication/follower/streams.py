@@ -16,6 +16,7 @@ from replication.follower.database_waits import look_for_waits
 from replication.follower.follower_factory import FollowerFactory
 from replication.follower.former_writers import FormerWriters
 from replication.follower.links import FollowedLinks
+from replication.follower.lost_writers import LostWriters
 from replication.follower.missed_facts import MissedFacts
 from replication.follower.registration import StreamFunctions
 from replication.follower.relayed_audit import RelayedAudit
@@ -90,6 +91,7 @@ class FollowedStreams:
     _expected: Mapping[str, Sequence[InstanceName]]
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
     absent: AbsentWriters = attrs.field(init=False)
+    lost_writers: LostWriters = attrs.field(init=False)
     _same_name_logged: bool = attrs.field(init=False, default=False)
     _audit: Audit | None = attrs.field(init=False, default=None)  # None: no foreign database, or no interval
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
@@ -102,6 +104,14 @@ class FollowedStreams:
             links=self.links,
             lifetime=self._lifetime,
             all_streams=self.names is None,
+            patience=QUIET_PERIOD,
+        )
+        self.lost_writers = LostWriters(
+            instance_name=self._instance_name,
+            links=self.links,
+            followers=self,
+            over_http=lambda endpoint: self.missed.sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
+            lifetime=self._lifetime,
             patience=QUIET_PERIOD,
         )
         if self.relay is not None:
@@ -227,6 +237,7 @@ class FollowedStreams:
     def following(self, link: IWriterLink) -> None:
         """Process the end of the first positions of a connection."""
         self.links.following(link)
+        self.lost_writers.following()
         if self._relayed_audit is not None:
             self._relayed_audit.following(link)
         for follower in self:

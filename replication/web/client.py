@@ -79,7 +79,7 @@ class _Reported(msgspec.Struct):
 
 
 class AuditedWriter(msgspec.Struct, frozen=True):
-    """A writer of a stream at another process: the fields of ``/v1/streams`` that an audit there needs.
+    """A writer of a stream at another process: the fields of ``/v1/streams`` that a follower needs.
 
     ``audited`` is None if that process does not compare the writer's facts, as before version 0.2.
     """
@@ -88,6 +88,7 @@ class AuditedWriter(msgspec.Struct, frozen=True):
     position: Token
     audited: Token | None = None
     late: int = 0
+    state: str = ""
 
 
 class _AuditedStream(msgspec.Struct):

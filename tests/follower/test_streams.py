@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from replication.errors import (
     StoreError,
 )
+from replication.follower.streams import QUIET_PERIOD
 from replication.net.protocol import ReplicationProtocol
 from replication.streams.cursor import Cursor
 from replication.wire.grammar import StreamName
@@ -272,7 +273,7 @@ class AuditedRelayTests(WorkerCase):
 
     def test_it_is_asked_in_each_interval_and_at_each_connection(self) -> None:
         self.start()
-        self.net.run(1.0)
+        self.net.run(QUIET_PERIOD + 1.0)  # after this time its writers are looked at, once
         before = self.asked()
         self.net.run(self.INTERVAL)
         self.assertEqual(self.asked(), before + 1)
