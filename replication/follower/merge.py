@@ -150,7 +150,22 @@ class MergingFollower(StreamFollower):
             await self._apply_merged(fresh)
         elif isinstance(fresh, Reset):
             self._wait_for_positions(writer, fresh.to)
+            others = await self._take_others_back(writer, fresh.to)
             await super()._apply(writer, fresh)
+            for each in others:
+                super()._drive(each)
+
+    async def _take_others_back(self, writer: InstanceName, to: Token) -> list[InstanceName]:
+        """Undo the facts of all other writers above ``to``, too: those of ``writer`` that come again have smaller IDs.
+
+        The others are first.  If the process is killed before ``writer`` is taken back, it still has to be.  A writer
+        that is not waited for stays where it is: no process sends what would be undone.
+        """
+        present = [] if self._undo is None else sorted(self.cursors.keys() & self._present() - {writer})
+        others = [each for each in present if self.cursors[each].position > to]
+        for each in others:
+            await super()._apply(each, self.cursors[each].go_back(to))
+        return others
 
     async def _apply_merged(self, step: ApplyMerged) -> None:
         step = self.application.cut(ALL, step)

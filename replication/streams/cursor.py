@@ -300,7 +300,7 @@ class Cursor:
         if step.link != self._links or not self.linked:
             return False
         if common < min(step.upto, self._reset_to):
-            self._go_back(common)
+            self.go_back(common)
         elif self.position <= self._reset_to:
             return True
         self._unchecked = None if self.position > self._reset_to else self.position
@@ -325,7 +325,7 @@ class Cursor:
         if isinstance(step, Reset) and self._checks_history:
             self._unchecked = self.position
             if step.resets != self._resets:  # it was forgotten while it was applied
-                self._go_back(step.to)
+                self.go_back(step.to)
         if step.resets == self._resets:
             self._reset_to = _MAX_TOKEN  # no older step can be committed any more
         if self.position <= self._reset_to:
@@ -482,13 +482,14 @@ class Cursor:
         self._reset_to = min(self._reset_to, new)
         self._tail = self._gap_upto = self.published = self._jumped_from = min(self.position, self._reset_to)
 
-    def _go_back(self, to: Token) -> None:
-        """Start over at ``to``, and have everything that was published above it fetched."""
+    def go_back(self, to: Token) -> Reset:
+        """Start over at ``to``, have everything that was published above it fetched, and return the step to there."""
         published = self.published
         self._drop_partial()
         self._rewind(to)
         if published > self.published:
             self._open_gap(published)
+        return Reset(self.position, to, self._resets)
 
     def _drop_partial(self) -> None:
         """Drop the incomplete fact of the link that is followed, and the rest of it when it comes."""

@@ -536,13 +536,14 @@ class LinearTests(HistoryCase):
         self.follower.connection_lost("one")
         self.gate = Deferred()
         self.published = [A, epoch("c", 4)]
-        self.process.pages = [Page([fact(5, '"new"'), fact(8, '"new"')], Token(9), limited=False)]
+        again = Page([fact(7), fact(10)], Token(10), limited=False)
+        self.process.pages = [again, Page([fact(5, '"new"'), fact(8, '"new"')], Token(9), limited=False)]
         with logged():
             self.at(9, 9, MASTER, "next")
             self.rows(fact(10), writer=OTHER, link="two")
             self.assertEqual(self.seen, [2, 3, 4, 6])
             self.gate.callback(None)
-        self.assertEqual((self.undone, self.seen), ([(MASTER, 4)], [2, 3, 4, 6]))
+        self.assertEqual((self.undone, self.seen), ([(OTHER, 4), (MASTER, 4)], [2, 3, 4, 6]))
         self.at(9, 10, OTHER, "two")  # so it has lost nothing
         self.assertEqual(self.seen, [2, 3, 4, 6, 5, 7, 8])
 

@@ -206,6 +206,85 @@ class OrderTests(LinearCase):
             self.assertEqual((self.seen[-1], self.follower.late), ((token, MASTER), {MASTER: count}))
 
 
+class UndoTests(LinearCase):
+    """With a function of ``on_reset``, the facts of all writers above a loss are undone, and applied in order again."""
+
+    def make_follower(
+        self,
+        function: Callable[..., object] | None = None,
+        first: First | None = None,
+    ) -> MergingFollower:
+        self.undone: list[tuple[str, int]] = []
+        return MergingFollower(
+            name=ORDERS,
+            mode=self.mode,
+            function=function or self.note,
+            undo=self.undo,
+            first=first,
+            all_positions_received=lambda: self.process.all_received,
+            **self.process.arguments,
+        )
+
+    def undo(self, writer: InstanceName, to: Token, _: ApplyTransaction) -> None:
+        self.undone.append((writer, to))
+        self.seen = [(token, each) for token, each in self.seen if each != writer or token <= to]
+
+    def apply_five(self) -> None:
+        self.both_positions(1, 1)
+        self.rows(fact(3), fact(6), writer=OTHER, link="two")
+        self.rows(fact(2), fact(4), fact(5), writer=MASTER, link="one")
+        self.at(5, 6, MASTER, "one")
+        self.assertEqual([token for token, _ in self.seen], [2, 3, 4, 5, 6])
+
+    def test_a_larger_fact_of_a_writer_that_lost_none_is_applied_after_those_that_come_again(self) -> None:
+        """A writer may go back below where the backup ended: its position was not settled there."""
+        self.apply_five()
+        self.follower.connection_lost("one")
+        self.follower.connection_lost("two")
+        self.process.pages = [Page([fact(6)], Token(6), limited=False)]
+        with logged():
+            self.at(3, 3, MASTER, "one")
+        self.assertEqual((self.undone, self.seen), ([(OTHER, 3), (MASTER, 3)], [(2, MASTER), (3, OTHER)]))
+        self.assertEqual((self.stored(MASTER)[1], self.stored(OTHER)[1]), (3, 3))
+        self.at(6, 6, OTHER, "two")
+        self.rows(fact(4), fact(5), writer=MASTER, link="one")
+        self.at(5, 6, MASTER, "one")
+        self.assertEqual(self.seen, [(2, MASTER), (3, OTHER), (4, MASTER), (5, MASTER), (6, OTHER)])
+
+    def test_after_a_kill_between_the_two_nothing_is_applied_out_of_order(self) -> None:
+        """The writer that lost nothing goes back first: the other one is still known to go back."""
+        self.apply_five()
+        self.follower.connection_lost("one")
+        self.store.ends.clear()
+        with logged():
+            self.at(3, 3, MASTER, "one")
+        self.assertEqual([writer for writer, _ in self.undone], [OTHER, MASTER])
+        self.assertEqual(self.store.ends, ["committed", "committed"])
+
+    def test_a_connected_writer_sends_what_is_applied_again(self) -> None:
+        self.apply_five()
+        self.follower.connection_lost("one")
+        self.process.pages = [Page([fact(6)], Token(6), limited=False)]
+        with logged():
+            self.at(3, 3, MASTER, "one")
+        self.assertEqual(self.process.asked, [(3, 6)])
+        self.rows(fact(4, "again"), writer=MASTER, link="one")
+        self.at(4, 7, MASTER, "one")
+        self.process.clock.advance(LOSS_PATIENCE)
+        self.assertEqual(self.seen[-2:], [(4, MASTER), (6, OTHER)])
+
+    def test_a_writer_that_was_given_up_stays_where_it_is(self) -> None:
+        """No process sends its position, so its facts could not be fetched again, and linear order would wait."""
+        self.apply_five()
+        self.follower.connection_lost("two")
+        assert isinstance(self.follower, MergingFollower)
+        self.follower._former.clear()
+        self.follower.connection_lost("one")
+        with logged():
+            self.at(3, 3, MASTER, "one")
+        self.assertEqual(self.undone, [(MASTER, 3)])
+
+
 class MissingWriterTests(LinearCase):
     def restart(self, *stored: InstanceName) -> None:
         for each in stored:
