@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from twisted.internet.base import ReactorBase
+
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
@@ -33,3 +35,12 @@ def use_monotonic_clock(reactor: IReactorTime | None = None) -> None:
         left = call.getTime() - now
         call.seconds = time.monotonic
         call.reset(left)
+
+
+def steady_seconds(clock: IReactorTime) -> float:
+    """Return the seconds of a clock that no change of the wall clock moves, for ages after which facts are deleted.
+
+    Without ``use_monotonic_clock``, a reactor's own seconds would make all facts too old when the wall clock is set
+    forward, as at the first contact of a machine with a time server.  A clock of a test is its own.
+    """
+    return time.monotonic() if isinstance(clock, ReactorBase) else clock.seconds()

@@ -23,7 +23,7 @@ from replication.session.backoff import Backoff
 from replication.streams.history import Epoch
 from replication.urls import hide_secret
 from replication.web.address import bearer, split_url
-from replication.web.pages import GROW, MAX_ANSWER, MAX_PAGE_ROWS, SHRINK, read_page
+from replication.web.pages import GROW, MAX_ANSWER, MAX_PAGE_ROWS, SHRINK, NoPageError, read_page
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -172,13 +172,17 @@ class HttpClient:
             rows = min(limit, self._page_rows)
             query = urlencode({"instance": writer, "from": after, "upto": upto, "limit": rows})
             try:
-                answer = self.request("GET", f"{path}?{query}")
+                page = read_page(self.request("GET", f"{path}?{query}"), after=Token(after), upto=Token(upto))
             except HttpError as error:
                 if error.is_lost:
                     self._page_rows = max(1, rows // SHRINK)
                 raise
+            except NoPageError as error:  # a smaller one may arrive whole
+                self._page_rows = max(1, rows // SHRINK)
+                if rows == 1:
+                    raise
+                raise UnavailableError(f"{self.url}: {error}") from error
             self._page_rows = min(MAX_PAGE_ROWS, self._page_rows + self._page_rows // GROW + 1)
-            page = read_page(answer, after=Token(after), upto=Token(upto))
             if page.upto <= after:
                 raise UnavailableError(f"{self.url} has no facts of {writer} after {after} yet")
             return page

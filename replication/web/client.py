@@ -28,7 +28,7 @@ from replication.net.tls import client_tls, describe_tls_error
 from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the annotations)
 from replication.urls import Url, hide_secret
 from replication.web.address import bearer, split_url
-from replication.web.pages import GROW, MAX_ANSWER, MAX_PAGE_ROWS, SHRINK, BackwardsPageError, read_page
+from replication.web.pages import GROW, MAX_ANSWER, MAX_PAGE_ROWS, SHRINK, BackwardsPageError, NoPageError, read_page
 from replication.web.passage import note_passage
 from replication.web.response import Response
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -232,14 +232,15 @@ class HttpCatchUp:
         query = {"instance": writer, "from": after, "upto": upto, "limit": rows}
         try:
             response = await self._get(f"/v1/streams/{quote(stream, safe='')}/updates", query)
-        except LostAnswerError:
+            page = None if response.is_unknown_path() else self._read(response, after, upto, foreign=False)
+        except (LostAnswerError, NoPageError):
             self._rows[stream, writer] = rows // SHRINK
             raise
         if (stream, writer) in self._rows:
             self._rows[stream, writer] = rows + rows // GROW + 1
             if rows == MAX_PAGE_ROWS:
                 del self._rows[stream, writer]
-        return None if response.is_unknown_path() else self._read(response, after, upto, foreign=False)
+        return page
 
     async def _facts_of_synapse(self, stream: StreamName, after: Token, upto: Token) -> Page:
         """Request a page as a Synapse worker does; halve the range until the page is not in descending order."""

@@ -94,6 +94,10 @@ def _first_facts(facts: Sequence[Fact], max_bytes: int) -> Page:
     return Page(first, first[-1].token, limited=True)
 
 
+class NoPageError(CatchUpError):
+    """The answer is not a page.  It may be the beginning of one: without a length, only the JSON shows that."""
+
+
 class BackwardsPageError(CatchUpError):
     """A limited page in descending order: the rows that it leaves out are below it (docs/protocol/traps.md 12)."""
 
@@ -115,7 +119,7 @@ def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) 
             updates = answer.updates
         facts = gather([token for token, _ in updates], encode([row for _, row in updates]))
     except (*grammar.NOT_DECODED, RemoteProtocolError) as error:
-        raise CatchUpError(f"not a page of updates: {error}") from error
+        raise NoPageError(f"not a page of updates: {error}") from error
     _check_order([after, *tokens_of(facts)], upto)
     if backwards:
         raise BackwardsPageError("a limited page in descending order: the rows that it leaves out cannot be requested")

@@ -19,6 +19,7 @@ from twisted.logger import Logger
 
 from replication.errors import NotAWriterError, StoreError
 from replication.logs import TroubleLog
+from replication.net.clock import steady_seconds
 from replication.session.encoder import EncodedLines, encode_facts, encode_gap, encode_only_row, encode_position
 from replication.streams.facts import Fact, count_rows, fact_bytes, texts_of, tokens_of
 from replication.streams.ids import StreamIds
@@ -323,7 +324,7 @@ class Publisher:
     async def page(self, stream: PublishedStream, *, after: Token, upto: Token, limit: int) -> Page:
         """Return facts of this process as ``IStreamStore.facts`` does; an in-memory stream reads its memory log."""
         if stream.memory_log is not None:
-            stream.memory_log.expire(self._clock.seconds())
+            stream.memory_log.expire(steady_seconds(self._clock))
             return stream.memory_log.page(after=after, upto=upto, limit=limit)
         name = stream.definition.name
         return await self._store.facts(name, self._instance_name, after=after, upto=upto, limit=limit)
@@ -355,7 +356,7 @@ class Publisher:
         Then a gap is sent.
         """
         if stream.memory_log is not None:
-            stream.memory_log.add(facts, self._clock.seconds())
+            stream.memory_log.add(facts, steady_seconds(self._clock))
         name = stream.definition.name
         chunks = None
         if after == stream.published:

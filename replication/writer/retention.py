@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from replication.errors import ReplicationError
 from replication.logs import TroubleLog
+from replication.net.clock import steady_seconds
 from replication.streams.interfaces import FactSlice
 from replication.streams.retention import KEEP_ALL, KeptSlices, Retention
 from replication.wire.grammar import Token
@@ -67,7 +68,7 @@ class StreamRetention:
         self.gone = (await self._store.gone(self._stream.definition.name)).get(self._writer, Token(0))
 
     async def open(self, now: float) -> None:
-        """Read what is stored, unless that was done; ``now`` is a time of the reactor."""
+        """Read what is stored, unless that was done; ``now`` is a steady time."""
         if self._begun is not None:
             return
         await self.read_mark()
@@ -207,12 +208,12 @@ class Retentions:
     async def _round(self) -> None:
         clock = self._lifetime.clock
         for each in self._streams.values():
-            await each.open(clock.seconds())
-            await each.count(clock.seconds())
-        due = [name for name, each in self._streams.items() if each.is_due(clock.seconds())]
+            await each.open(steady_seconds(clock))
+            await each.count(steady_seconds(clock))
+        due = [name for name, each in self._streams.items() if each.is_due(steady_seconds(clock))]
         needed: dict[StreamName, dict[str, Token]] = {name: {} for name in due}
         for need in self.needs if due else ():
             for name, positions in (await need.needed(due, self._writer)).items():
                 needed[name].update(positions)
         for name in due:
-            await self._streams[name].delete(clock.seconds(), needed[name], self._lifetime)
+            await self._streams[name].delete(steady_seconds(clock), needed[name], self._lifetime)

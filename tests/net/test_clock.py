@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from twisted.internet.base import ReactorBase
+from twisted.internet.task import Clock
 
 from replication.net import clock
-from replication.net.clock import use_monotonic_clock
+from replication.net.clock import steady_seconds, use_monotonic_clock
 from twisted import internet
 
 
@@ -98,3 +99,17 @@ def test_without_a_reactor_it_changes_the_global_one(reactor: Reactor, monkeypat
     monkeypatch.setattr(internet, "reactor", reactor, raising=False)
     use_monotonic_clock()
     assert reactor.seconds() == reactor.monotonic
+
+
+def test_ages_do_not_follow_the_wall_clock_of_a_reactor(reactor: Reactor) -> None:
+    before = steady_seconds(reactor)
+    reactor.wall += 7_200
+    assert steady_seconds(reactor) == before
+    reactor.turn(5)
+    assert steady_seconds(reactor) == before + 5
+
+
+def test_ages_follow_the_clock_of_a_test() -> None:
+    clock = Clock()
+    clock.advance(5)
+    assert steady_seconds(clock) == 5

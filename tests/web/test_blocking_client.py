@@ -15,6 +15,7 @@ import pytest
 from replication.errors import ConfigError
 from replication.web import blocking_client
 from replication.web.blocking_client import HttpClient, HttpError, StreamInfo, UnavailableError
+from replication.web.pages import NoPageError
 from replication.wire.grammar import Token
 from tests.answering import answering
 from tests.segments.histories import MASTER, OTHER, fact
@@ -272,7 +273,8 @@ def test_pages_put_together_are_the_history(master: FakeMaster) -> None:
         assert list(client.pages("orders", MASTER, after=30, upto=30)) == []
 
 
-def test_pages_shrink_while_answers_are_cut_off_and_grow_again() -> None:
+@pytest.mark.parametrize("length", [b"", b"Content-Length: %d\r\n"], ids=["without a length", "with a length"])
+def test_pages_shrink_while_answers_are_cut_off_and_grow_again(length: bytes) -> None:
     """A proxy that cuts off long answers must not stop a query of Spark (docs/protocol/following.md E5)."""
     limits: list[int] = []
     page = b'{"updates":[[5,"row"]],"upto_token":9,"limited":false}'
@@ -283,7 +285,9 @@ def test_pages_shrink_while_answers_are_cut_off_and_grow_again() -> None:
                 connection, _ = listening.accept()
                 with connection:
                     limits.append(int(connection.recv(65536).partition(b"limit=")[2].split()[0]))
-                    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(page)
+                    head = (
+                        b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + length.replace(b"%d", b"%d" % len(page)) + b"\r\n"
+                    )
                     connection.sendall(head + (page if limits[-1] < 1_000 else page[:-1]))
 
         thread = Thread(target=serve, daemon=True)
@@ -294,6 +298,16 @@ def test_pages_shrink_while_answers_are_cut_off_and_grow_again() -> None:
         client.close()
         thread.join()
     assert limits == [10_000, 1_250, 156, 196, 10, 308]
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(8, UnavailableError), (1, NoPageError)])
+def test_what_is_no_page_of_one_row_either_is_an_error(rows: int, kind: type[Exception]) -> None:
+    with (
+        one_line_server(b'HTTP/1.1 200 OK\r\n\r\n{"updates":[[5') as url,
+        closing(HttpClient(url)) as client,
+        pytest.raises(kind, match="not a page of updates"),
+    ):
+        client.page("orders", MASTER, after=0, upto=9, limit=rows)
 
 
 def test_a_permanent_error_is_not_retried(master: FakeMaster) -> None:

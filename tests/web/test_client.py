@@ -448,6 +448,21 @@ class HostileTests(ScriptedTestCase):
             self.page()
         self.assertEqual(limits, [100, 12, 16, 21, 27, 34, 4, 6, 8])
 
+    def test_pages_shrink_while_answers_without_a_length_are_cut_off(self) -> None:
+        limits: list[int] = []
+
+        def answer(_: str, query: dict[str, int]) -> bytes:
+            limits.append(query["limit"])
+            page = b'{"updates":[[5,"row"]],"upto_token":9,"limited":false}'
+            return b"HTTP/1.1 200 OK\r\n\r\n" + (page if query["limit"] < 10 else page[:-1])
+
+        self.serve(answer, keep_open=False)
+        self.assert_fails("not a page of updates")
+        self.assert_fails("not a page of updates")
+        self.page()
+        self.page()
+        self.assertEqual(limits, [100, 12, 1, 2])
+
     def test_an_error_status_does_not_shrink_pages(self) -> None:
         self.serve(reply('{"error": "x", "detail": "y"}', "503 Busy"))
         self.assert_fails("503")

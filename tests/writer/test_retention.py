@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from twisted.internet.base import ReactorBase
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.deferreds import Lifetime
 from replication.errors import ConfigError, FactsGoneError, StoreError
 from replication.streams.definitions import StreamDefinition
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -365,6 +367,18 @@ class RestartTests(RetentionCase):
             self.assertEqual([each.upto for each in kept.kept.slices], [3, 5, 7], limits)
             self.assertEqual((kept.kept.rows, kept.gone), (6, 0))
             self.stop(self.masters.pop())
+
+    def test_a_wall_clock_set_forward_deletes_nothing_without_the_monotonic_clock(self) -> None:
+        reactor = ReactorBase.__new__(ReactorBase)  # as a program has it that embeds a master
+        wall = [1_800_000_000.0]
+        self.patch(reactor, "seconds", lambda: wall[0])
+        master = self.start("1h")
+        self.append(5)
+        self.patch(master.retention, "_lifetime", Lifetime(reactor))
+        for jump in (0.0, 7_200.0, 30 * 86_400.0):
+            wall[0] += jump
+            now(master.retention._round())
+        self.assertEqual((self.tokens(), self.gone()), ([2, 3, 4, 5, 6], 0))
 
     def test_no_id_is_used_again_after_all_facts_are_deleted(self) -> None:
         self.start("200s")
