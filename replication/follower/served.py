@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from replication.errors import NotAWriterError, StreamError, UnknownStreamError
 from replication.follower.one_writer import own_part
 from replication.follower.stream import FollowMode, StreamFollower
+from replication.follower.streams import UNKNOWN
 from replication.streams.cursor import CatchUp
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.interfaces import IStreamStore, Page, PeerStatus, Sample, StreamStatus
@@ -210,7 +211,10 @@ class ServedStreams:
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
             ours = statuses.get(follower.name, StreamStatus(definition, []))
             others = [each for each in ours.writers if each.instance not in follower.cursors]
-            own_notes = follower.application.waits.note, self._parted_note(follower), self._partial_note(follower)
+            is_unknown = follower.name in self._followed.unknown and not follower.cursors
+            unknown = UNKNOWN.format(name=follower.name) if is_unknown else None
+            waits = follower.application.waits.note
+            own_notes = waits, self._parted_note(follower), self._partial_note(follower), unknown
             notes = [*filter(None, own_notes), *self._followed.lost_writers.notes(follower.name)]
             statuses[follower.name] = replace(ours, writers=[*others, *followed], notes=[*ours.notes, *notes])
         return [*statuses.values()]

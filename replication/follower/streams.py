@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 STOP_PATIENCE: Final = 10.0  # seconds in which running functions must end when this process stops
 QUIET_PERIOD: Final = 5.0  # seconds; a writer that has sent SERVER sends all its positions within them
+UNKNOWN: Final = "no writer has sent a position of stream {name}, and all are connected: is that its name?"
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -92,6 +93,7 @@ class FollowedStreams:
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
     absent: AbsentWriters = attrs.field(init=False)
     lost_writers: LostWriters = attrs.field(init=False)
+    unknown: list[StreamName] = attrs.field(init=False, factory=list)  # streams of which no writer had sent a position
     _same_name_logged: bool = attrs.field(init=False, default=False)
     _audit: Audit | None = attrs.field(init=False, default=None)  # None: no foreign database, or no interval
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
@@ -374,10 +376,8 @@ class FollowedStreams:
         for name in self.names or self.functions.apply:
             follower = self._followers.get(name)
             if name not in self._written and not (follower is not None and follower.cursors):
-                self.log.warn(
-                    "no writer has sent a position of stream {name}, and all are connected: is that its name?",
-                    name=name,
-                )
+                self.unknown.append(name)
+                self.log.warn(UNKNOWN, name=name)
 
 
 def follow_streams(

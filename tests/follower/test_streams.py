@@ -47,9 +47,11 @@ class NameTests(WorkerCase):
         self.assertEqual([line for line in messages if "odrers" in line], [], "the writer has connected a moment ago")
         with logged() as messages:
             self.net.run(60.0)
-        self.assertEqual(
-            messages, ["no writer has sent a position of stream odrers, and all are connected: is that its name?"]
-        )
+        found = ["no writer has sent a position of stream odrers, and all are connected: is that its name?"]
+        notes = {each.definition.name: each.notes for each in self.worker.served.stream_statuses()}
+        self.assertEqual((messages, notes), (found, {"orders": [], "odrers": found}))
+        self.send(writer, position(1, 1, stream="odrers"))
+        self.assertEqual([each.notes for each in self.worker.served.stream_statuses()], [[], []])
 
     def test_trap_34_a_writer_with_the_name_of_this_process_is_not_followed_and_logged_once(self) -> None:
         self.worker = self.make_worker(instance_name="master")
