@@ -19,6 +19,7 @@ from replication.errors import ReplicationError
 from replication.follower.database_restores import Reached, find_restored, go_back, positions_reached
 from replication.follower.one_writer import begin_of
 from replication.logs import TroubleLog
+from replication.streams.definitions import CACHES
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Audit:
     _former: FormerWriters | None = None
     _stored: _Positions = attrs.field(init=False, factory=dict)  # of the last check; empty if it failed
     _seen: _Positions = attrs.field(init=False, factory=dict)  # the largest that each writer there has stored
+    _newest: dict[StreamName, Mapping[InstanceName, Token]] = attrs.field(init=False, factory=dict)  # of this check
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
     _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
@@ -186,19 +188,34 @@ class Audit:
 
     async def _go_back_if_restored(self, reached: Mapping[StreamFollower, Reached], stored: _Positions) -> None:
         """Go back if two looks show that the database has lost facts that were applied before the first look."""
+        stored = await self._with_newest(stored)
         found = await find_restored(self._source, reached, stored, self._seen)
         if found and await self._source.is_primary():
             await self._lifetime.sleep(LOOK_AGAIN)
-            stored = await self._source.stored_positions()
+            stored = await self._with_newest(await self._source.stored_positions())
             again = await find_restored(self._source, {each: reached[each] for each in found}, stored, self._seen)
             if again:
                 self._seen = {}
+                for each in (self._complete, self._requested, self._counted):  # these IDs are allocated again
+                    each.clear()
                 await go_back(self._source, self._audited(), {follower: found[follower] for follower in again}, stored)
         before = self._seen  # removed writers are forgotten: one that comes back may store a lower position
         self._seen = {
             stream: {of: max(token, before.get(stream, {}).get(of, token)) for of, token in positions.items()}
             for stream, positions in stored.items()
         }
+
+    async def _with_newest(self, stored: _Positions) -> _Positions:
+        """Return the stored positions, and for ``caches``, which has none, the newest row of each writer."""
+        if all(each.name != CACHES for each in self._audited()) or self._source.stores_positions(CACHES):
+            return stored
+        self._newest = {CACHES: await self._source.newest(CACHES)}
+        return {**stored, **self._newest}
+
+    async def _newest_of(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return the newest row of each writer, also one that was read at the beginning of this check, but once."""
+        read = self._newest.pop(stream, None)
+        return await self._source.newest(stream) if read is None else read
 
     async def _run(self) -> None:
         clock = self._lifetime.clock
@@ -242,7 +259,7 @@ class Audit:
         suspects: dict[InstanceName, _Look] = {}
         complete: dict[InstanceName, Token] = {}
         positions = stored.get(name, {})
-        in_database = positions if self._source.stores_positions(name) else await self._source.newest(name)
+        in_database = positions if self._source.stores_positions(name) else await self._newest_of(name)
         for writer, cursor in [*follower.cursors.items()]:
             if not cursor.confirmed:
                 continue

@@ -61,7 +61,8 @@ async def find_restored(
 
     ``stored`` are the positions in the database, read after ``reached``: a process publishes a fact before it stores
     its position.  ``seen`` are the largest that were stored at former checks.  A stream without stored positions is
-    left out.  If it had some, it has moved to another process.
+    left out.  If it had some, it has moved to another process.  ``caches`` never has any: there, both have the newest
+    row of each writer.
     """
     found = {}
     for follower, each in reached.items():
@@ -72,6 +73,10 @@ async def find_restored(
             for writer in current.keys() & positions.keys()
             if positions[writer] < before.get(writer, Token(0))
         }
+        if not source.stores_positions(follower.name):  # old rows are deleted: only a lower newest row counts
+            if lower:
+                found[follower] = dict.fromkeys(current, end) if _can_repeat(follower) else lower
+            continue
         # A writer without a stored position has written nothing: it was compared up to the position that it has sent.
         compared = max((each.compared.get(writer, Token(0)) for writer in positions), default=Token(0))
         beyond = end < max(each.applied, compared)

@@ -14,7 +14,7 @@ from replication.streams.history import certain_position, encode_history, read_h
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from replication.segments.databases import Database
     from replication.segments.folders import Folder
@@ -40,15 +40,36 @@ def read_histories(database: Database) -> Histories:
         raise StoreError(f"the table stream_histories in {database.url!r} cannot be read: {error}") from error
 
 
-def check_histories(folder: Folder, manifest: Manifest, histories: Histories) -> None:
+def unstored(database: Database, ranges: Iterable[StreamRange]) -> set[tuple[StreamName, InstanceName]]:
+    """Return the stream and the writer of all ranges that end with ``--upto``, because no position is stored."""
+    from replication.segments.databases import read_positions  # noqa: PLC0415 (a worker reads histories, no database)
+
+    stored = {(stream, writer) for stream, writer, _ in read_positions(database) or ()}
+    own = [part for part in ranges if part.definition.position_name is None]
+    return {(part.definition.name, each.instance) for part in own for each in part.writers} - stored
+
+
+def check_histories(
+    folder: Folder,
+    manifest: Manifest,
+    histories: Histories,
+    unstored: Collection[tuple[StreamName, InstanceName]] = (),
+) -> None:
     """Store the histories in a folder to which facts of a database will be added.
 
     The folder may have segments of other databases: their histories stay.  StoreError if the segments have facts of
-    another history.  What an interrupted run has left behind is removed if it may have other facts.
+    another history, or facts of ``unstored`` writers would be added to segments with one: a writer that has a history
+    has stored its position, too.  What an interrupted run has left behind is removed if it may have other facts.
     """
     known, chains = stored_histories(folder, manifest), manifest.chains()
     for key, chain in chains.items():
         end = chain[-1].upto
+        if key in known and key not in histories and key in unstored:
+            stream, writer = key
+            raise StoreError(
+                f"segments of {stream} by {writer} reach {end}, and the database has neither a position nor a history "
+                f"of them: it was restored in part or exchanged; write to a folder other than {folder.url}"
+            )
         if key not in known or key not in histories:
             continue
         common = certain_position(known[key], histories[key], end)
@@ -69,7 +90,7 @@ def check_unchanged(database: Database, part: StreamRange, planned: Sequence[His
 
     What was read of the range may then lack facts, or have others.
     """
-    from replication.segments.databases import read_positions  # noqa: PLC0415 (a worker reads histories, no database)
+    from replication.segments.databases import read_positions  # noqa: PLC0415 (likewise)
     from replication.segments.foreign import tables_history  # noqa: PLC0415 (likewise)
 
     definition, foreign = part.definition, part.definition.position_name is not None

@@ -21,7 +21,7 @@ from replication.segments.compression import check_compression
 from replication.segments.databases import open_database, read_positions, resolve_url
 from replication.segments.folders import open_folder, read_index
 from replication.segments.foreign import foreign_positions, tables_history
-from replication.segments.histories import HISTORIES, check_histories, check_unchanged, read_histories
+from replication.segments.histories import HISTORIES, check_histories, check_unchanged, read_histories, unstored
 from replication.segments.kept import check_kept
 from replication.segments.manifest import (
     MANIFEST,
@@ -468,7 +468,7 @@ def start_run(request: ReplayRequest) -> Iterator[Run]:
         manifest = read_manifest_to_extend(folder)
         with closing(open_database(request.database)) as database:
             ranges, histories, warnings = _plan(database, request, manifest)
-            check_histories(folder, manifest, histories)
+            check_histories(folder, manifest, histories, unstored(database, ranges))
         tasks = [_task(request, folder, each, histories) for each in ranges]
         yield Run(folder, manifest, tasks, warnings)
 

@@ -244,3 +244,48 @@ class WithoutStoredPositionsTests(AuditCase):
             messages[0], "caches: the database was restored: one was received up to 4, and is followed again from 3"
         )
         self.assertEqual(caches.follower.position(ONE), 3)
+
+    def test_only_its_facts_were_lost(self) -> None:
+        """All other streams end where they did: the new facts had the IDs of lost ones, and were never applied."""
+        for mode in BOTH:
+            caches = self.follow(FakeDatabase("caches", stores_positions=False), mode=mode)
+            caches.at(ONE, 1)
+            caches.at(TWO, 1)
+            caches.database.write(TWO, 2, 5)
+            caches.database.write(ONE, 3, 4)
+            caches.send(TWO, 2, 5)
+            caches.send(ONE, 3, 4)
+            with logged() as messages:
+                caches.check()
+                for each in (2, 5):  # they are a week old
+                    del caches.database.written[Token(each)]
+                del caches.database.positions[TWO]
+                caches.check()
+                self.assertEqual(messages, [])
+                caches.database.restore(3)
+                caches.check()
+            self.assertEqual(
+                messages[0], "caches: the database was restored: one was received up to 4, and is followed again from 3"
+            )
+            self.assertEqual(caches.follower.position(ONE), 3)
+            caches.database.write(ONE, 4)
+            caches.send(ONE, 4)
+            self.assertEqual(caches.follower.position(ONE), 4)
+            if mode is FollowMode.APPLIED:
+                self.assertEqual([token for token, _ in caches.effects()], [2, 3, 4, 4, 5])
+
+    def test_a_fact_with_a_lost_id_does_not_arrive(self) -> None:
+        """A fact with this ID did not arrive before the restore either: for the second one, nothing was requested."""
+        caches = self.follow(FakeDatabase("caches", stores_positions=False))
+        caches.at(ONE, 1)
+        caches.database.write(ONE, 2, 3)
+        with logged():
+            caches.check()
+            caches.at(ONE, 3)
+            caches.check()
+            caches.database.restore(2)
+            caches.check()
+            self.assertEqual((caches.follower.position(ONE), caches.requests), (2, 1))
+            caches.database.write(ONE, 3)
+            caches.check()
+        self.assertEqual(caches.requests, 2)

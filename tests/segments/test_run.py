@@ -27,6 +27,7 @@ from replication.segments.manifest import (
 )
 from replication.segments.run import ReplayRequest, SegmentOptions, StreamRange, cut_ranges, run_in_process, start_run
 from replication.segments.tables import open_table
+from replication.storage.tables.histories import CREATE
 from replication.streams.definitions import SourceTable, StreamDefinition
 from tests.segments.histories import (
     FACTS,
@@ -597,6 +598,24 @@ def test_a_mapped_database_that_no_master_has_used_needs_an_end(tmp_path: Path) 
     with pytest.raises(StoreError, match=r"no position of stream 'visits' is stored.*: start its master once, or"):
         run_in_process(ReplayRequest(**asked))
     assert sorted(each.instance for each in run_in_process(ReplayRequest(**asked, upto=2))) == [MASTER, OTHER]
+
+
+def test_a_table_alone_was_restored(tmp_path: Path) -> None:
+    """A master had served the segments' database: so the other one is not that, or has lost its positions."""
+    definition = map_visits(tmp_path / "m.db", [(1, MASTER), (2, MASTER)])
+    database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions={MASTER: 2})
+    with closing(sqlite3.connect(tmp_path / "m.db")) as connection, connection:
+        connection.execute(CREATE)
+        connection.execute("INSERT INTO stream_histories VALUES ('visits', 'master', '', '[[\"a\",1,1]]')")
+    out = str(tmp_path / "out")
+    run_in_process(ReplayRequest(database, out, definitions=[definition]))
+    before = contents(tmp_path / "out")
+    map_visits(tmp_path / "restored.db", [(1, MASTER), (2, MASTER), (3, MASTER)])
+    asked = ReplayRequest(f"sqlite:///{tmp_path}/restored.db", out, definitions=[definition], upto=3)
+    why = "segments of visits by master reach 2, and the database has neither a position nor a history of them: it was"
+    with pytest.raises(StoreError, match=f"^{why} restored in part or exchanged; write to a folder other than .*out$"):
+        run_in_process(asked)
+    assert contents(tmp_path / "out") == before
 
 
 def test_a_joined_stream_has_a_declared_writer_without_a_position(tmp_path: Path) -> None:
