@@ -252,7 +252,7 @@ def test_after_a_kill_without_spark_the_next_replay_gives_the_same_files(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Each run adopts what the one before has finished."""
-    kills = 100 if request.config.getoption("--full") else 4
+    kills = 100 if request.config.getoption("--full") else 2
     url, want = undisturbed(tmp_path, 40_000)
     out = tmp_path / "out"
     chance = random.Random(6)

@@ -103,7 +103,7 @@ def test_facts_are_kept_for_followers_behind_relays_and_a_late_one_receives_wher
 
         other = stack.enter_context(chain.worker("other", chain.at_plain))
         until(lambda: CURE.format(last, last) in other.log, "the log has the ID")
-        assert "next attempt in" in other.log
+        until(lambda: "next attempt in" in other.log, "the log has when it is tried again")
         with pytest.raises(HTTPError) as refused:
             get_json(f"http://{chain.at_plain[1]}", "/v1/streams/orders/updates?instance=writer&from=0&upto=10")
         assert refused.value.code == 410
