@@ -12,7 +12,7 @@ import attrs
 from twisted.logger import Logger
 
 from replication.deferreds import start_alone
-from replication.errors import CatchUpError
+from replication.errors import ReplicationError
 from replication.session.encoder import FIRST_GAP
 from replication.streams.definitions import CACHES
 
@@ -66,16 +66,15 @@ class LostWriters:
     # ---- inside
 
     async def _look(self, number: int) -> None:
-        pause, known = self._patience, None
-        while known is None:
+        pause, notes = self._patience, None
+        while notes is None:
             await self._lifetime.sleep(pause)
             if not self._is_complete(number):
                 return
             try:
-                known = await self._known()
-            except CatchUpError:
+                notes = await self._find_all()
+            except ReplicationError:  # a process or the store does not answer
                 pause = min(2 * pause, LONGEST_PAUSE)
-        notes = {each.name: await self._find(each, known[each.name]) for each in self._followers if each.name in known}
         if self._is_complete(number):
             for note in [note for name, found in notes.items() for note in found if note not in self.notes(name)]:
                 self.log.warn("{note}", note=note)
@@ -99,6 +98,10 @@ class LostWriters:
                 if not any(each.state in OF_DATABASE for each in writers.values()):
                     relayed.add(stream)
         return {stream: writers for stream, writers in known.items() if stream not in relayed}
+
+    async def _find_all(self) -> dict[StreamName, list[str]]:
+        known = await self._known()
+        return {each.name: await self._find(each, known[each.name]) for each in self._followers if each.name in known}
 
     async def _find(self, follower: StreamFollower, known: set[InstanceName]) -> list[str]:
         if follower.histories is None or follower.name == CACHES:

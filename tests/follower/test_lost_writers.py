@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
-from replication.errors import CatchUpError
+from replication.errors import CatchUpError, StoreError
 from replication.follower.links import FollowedLinks
 from replication.follower.lost_writers import LONGEST_PAUSE, LostWriters
 from replication.streams.history import Epoch
@@ -50,6 +50,7 @@ class LostWritersTests(FollowerCase):
         self.rows(fact(2), fact(3))
         self.follower.connection_lost("link")
         self.history: History = [Epoch("a", Token(1), Token(1))]
+        self.locked = False
         self.links = FollowedLinks()
         self.http = FakeHttp(other="writing")
 
@@ -73,6 +74,8 @@ class LostWritersTests(FollowerCase):
         return messages, [*self.lost.notes(ORDERS)]
 
     async def followed(self, _: InstanceName) -> History:
+        if self.locked:
+            raise StoreError("locked")
         return self.history
 
     def test_a_writer_that_no_database_has_is_logged_once_and_noted(self) -> None:
@@ -121,6 +124,14 @@ class LostWritersTests(FollowerCase):
             self.process.clock.advance(10.0)
         self.assertEqual(messages, [NOTE])
         self.assertLess(10.0, LONGEST_PAUSE)
+
+    def test_a_store_that_does_not_answer_is_read_again(self) -> None:
+        self.locked = True
+        self.assertEqual(self.look(self.http), ([], []))
+        self.locked = False
+        with logged() as messages:
+            self.process.clock.advance(10.0)
+        self.assertEqual(messages, [NOTE])
 
     def test_a_later_connection_ends_an_earlier_look(self) -> None:
         self.look(self.http, seconds=4.0)
