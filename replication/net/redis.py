@@ -122,12 +122,12 @@ class RedisPeer(RedisConnection):
         """Return what to do if TLS is why nothing was received; empty if something was."""
         if self.bytes_in:
             return ""
-        place = self._client.endpoint
-        if place.startswith("rediss://"):
-            return f"; if that port has no TLS, write redis{place.removeprefix('rediss')}"
-        return (
-            f"; if that port has TLS, write rediss{place.removeprefix('redis')}" if place.startswith("redis://") else ""
-        )
+        scheme, _, place = self._client.endpoint.partition("://")
+        cures = {
+            "rediss": f"; if that port has no TLS, write redis://{place}",
+            "redis": f"; if that port has TLS, write rediss://{place}",
+        }
+        return cures.get(scheme, "")
 
     def send(self, *commands: Command) -> None:
         """Refuse: other processes of the homeserver would receive it (docs/protocol/redis.md)."""
