@@ -347,6 +347,25 @@ class HoleTests(AuditCase):
         followed.send(ONE, 3)
         self.assertEqual(followed.applied(), [2, 4, 3])
 
+    def test_after_a_restore_ids_are_given_again_that_were_rolled_back_before(self) -> None:
+        """Neither rows nor stored positions go back, so nothing shows the restore: the facts look repeated."""
+        for stores_positions, idle in product((True, False), repeat=2):
+            followed = self.follow(FakeDatabase("orders", stores_positions=stores_positions))
+            followed.at(TWO, 1)
+            followed.at(ONE, 1)
+            followed.database.write(TWO, 2)
+            followed.send(TWO, 2)
+            writer = ONE if idle else TWO
+            followed.at(writer, 2, 9)
+            for _ in range(3):
+                followed.check()
+            with logged():
+                for token in (3, 4):
+                    followed.database.write(writer, token)
+                    followed.send(writer, token)
+                    followed.check()
+            self.assertEqual(followed.applied(), [2, 3, 4], (stores_positions, writer))
+
     def test_what_was_applied_before_the_first_audit_is_not_compared(self) -> None:
         followed = self.follow()
         followed.restart(audited=False)
