@@ -64,7 +64,7 @@ async def find_restored(
     left out.  If it had some, it has moved to another process.  ``caches`` never has any: there, both have the newest
     row of each writer.
     """
-    found = {}
+    found: dict[StreamFollower, dict[InstanceName, Token]] = {}
     for follower, each in reached.items():
         positions, current = stored.get(follower.name, {}), _current(follower)
         end, before = max(positions.values(), default=Token(0)), seen.get(follower.name, {})
@@ -75,7 +75,9 @@ async def find_restored(
         }
         if not source.stores_positions(follower.name):  # old rows are deleted: only a lower newest row counts
             if lower:
-                found[follower] = dict.fromkeys(current, end) if _can_repeat(follower) else lower
+                found[follower] = dict.fromkeys(current, end)  # none has a row above
+                if not _can_repeat(follower):
+                    found[follower].update(lower)
             continue
         # A writer without a stored position has written nothing: it was compared up to the position that it has sent.
         compared = max((each.compared.get(writer, Token(0)) for writer in positions), default=Token(0))

@@ -274,6 +274,35 @@ class WithoutStoredPositionsTests(AuditCase):
             if mode is FollowMode.APPLIED:
                 self.assertEqual([token for token, _ in caches.effects()], [2, 3, 4, 4, 5])
 
+    def test_a_writer_whose_last_ids_were_rolled_back_gets_lost_ones(self) -> None:
+        """Its newest row has not gone back, but it was compared up to an ID that is given again."""
+        for mode in BOTH:
+            caches = self.follow(FakeDatabase("caches", stores_positions=False), mode=mode)
+            caches.at(ONE, 1)
+            caches.at(TWO, 1)
+            caches.database.write(TWO, 2)
+            caches.database.write(ONE, 3, 7)
+            caches.send(TWO, 2)
+            caches.send(ONE, 3, 7)
+            caches.at(TWO, 2, 6)
+            with logged():
+                for _ in range(3):
+                    caches.check()
+                caches.database.restore(3)
+                caches.check()
+                caches.database.write(TWO, 4)
+                caches.database.write(ONE, 5)
+                caches.send(TWO, 4)
+                caches.send(ONE, 5)
+                caches.check()
+            if mode is FollowMode.APPLIED:
+                self.assertEqual([token for token, _ in caches.effects()], [2, 3, 4, 5, 7])
+            else:
+                page = caches.pump.wait(
+                    caches.store.facts(caches.database.stream, TWO, after=Token(0), upto=Token(9), limit=9)
+                )
+                self.assertEqual([token for token, _ in page.facts], [2, 4])
+
     def test_a_fact_with_a_lost_id_does_not_arrive(self) -> None:
         """A fact with this ID did not arrive before the restore either: for the second one, nothing was requested."""
         caches = self.follow(FakeDatabase("caches", stores_positions=False))
