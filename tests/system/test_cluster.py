@@ -24,7 +24,7 @@ from tests.system.test_replay import contents
 if TYPE_CHECKING:
     from pathlib import Path
 
-CLUSTER = "local-cluster[2,1,1024]"  # two executors with a core each
+CLUSTER = "local-cluster[1,1,1024]"  # one executor with one core
 FACTS = [fact(token, *[["row", token, index] for index in range(token % 4 + 1)]) for token in range(2, 2_000)]
 
 
@@ -51,7 +51,9 @@ def test_the_commands_of_the_page_run_the_replay_on_a_cluster(tmp_path: Path) ->
     settings = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": ""}
     java = {
         "JAVA_HOME": str(find_java(os.environ, tmp_path / "shims")),
-        "JDK_JAVA_OPTIONS": job.SESSION["spark.driver.extraJavaOptions"],  # of the executors too
+        "JDK_JAVA_OPTIONS": " ".join(
+            [job.SESSION["spark.driver.extraJavaOptions"], os.environ.get("SPARK_SUBMIT_OPTS", "")]
+        ),
     }
     process = subprocess.Popen(
         ["bash", "-ec", script],
