@@ -23,6 +23,7 @@ from replication.storage.tables.applied_tokens import (
 from replication.storage.tables.stream_audits import (
     begin_audit,
     end_audit,
+    lower_audited,
     put_audited,
     put_searched,
     read_audit,
@@ -79,6 +80,8 @@ class CopiedTokens:
 
     async def undo(self, transaction: ITransaction | None, writer: InstanceName, above: Token) -> None:
         """Store in ``transaction``, if there is one, that the facts of a writer above a token are undone."""
+        if transaction is not None:
+            await transaction.run(lambda database: lower_audited(database, self._stream, self._follower, writer, above))
 
     async def open_audit(
         self, positions: Mapping[InstanceName, Token], *, audited: bool, resumes: bool
@@ -151,7 +154,8 @@ class AppliedTokens(CopiedTokens):
         await transaction.run(lambda database: note(database, self._stream, self._follower, writer))
 
     async def undo(self, transaction: ITransaction | None, writer: InstanceName, above: Token) -> None:
-        """Delete the tokens from the table."""
+        """Delete the tokens from the table, too."""
+        await super().undo(transaction, writer, above)
         assert transaction is not None  # noqa: S101 - as above
         await transaction.run(lambda database: undo_applied(database, self._stream, self._follower, writer, above))
 

@@ -57,6 +57,21 @@ class RestoreTests(AuditCase):
             followed.database.restore(5)
             self.check_goes_back(followed)
 
+    def test_it_is_killed_before_it_has_compared_new_facts(self) -> None:
+        """What was compared before the restore has the IDs of facts that were not."""
+        for mode in BOTH:
+            followed = self.begin(mode=mode)
+            followed.database.restore(5)
+            with logged():
+                followed.check()
+                before = followed.applied()
+                followed.database.write(ONE, 6, 7)  # 6 is lost on its way
+                followed.send(ONE, 7)
+                followed.restart()
+                followed.at(ONE, 7)
+                followed.check()
+            self.assertEqual(sorted(followed.applied()[len(before) :]), [6, 7])
+
     def test_a_copy_deletes_what_is_lost(self) -> None:
         followed = self.begin(mode=FollowMode.COPIED)
         followed.database.restore(5)

@@ -33,6 +33,10 @@ PUT: Final = (
     "INSERT INTO stream_audits (stream_name, follower_name, instance_name, stream_id) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (stream_name, follower_name, instance_name) DO UPDATE SET stream_id = excluded.stream_id"
 )
+LOWER: Final = (
+    f"UPDATE stream_audits SET stream_id = ? WHERE {_FOLLOWER} "  # noqa: S608
+    "AND instance_name IN (?, '') AND stream_id > ?"
+)
 DELETE: Final = f"DELETE FROM stream_audits WHERE {_FOLLOWER}"  # noqa: S608
 BEGUN: Final = InstanceName("")
 
@@ -85,6 +89,14 @@ def put_audited(
 ) -> None:
     """Store up to where writers were compared."""
     database.executemany(_sql(database, PUT), [(stream, follower, *each) for each in checked.items()])
+
+
+def lower_audited(
+    database: ISqlExecutor, stream: StreamName, follower: str, writer: InstanceName, token: Token
+) -> None:
+    """Store that a writer has gone back: nothing above ``token`` was compared or searched."""
+    if database.execute(EXISTS[database.dialect]):
+        database.execute(_sql(database, LOWER), (token, stream, follower, writer, token))
 
 
 def end_audit(database: ISqlExecutor, stream: StreamName, follower: str) -> None:
