@@ -73,7 +73,7 @@ def appending(http: str) -> Iterator[list[int]]:
     ids = [0]
 
     def work() -> None:
-        while not ended.wait(0.01):
+        while not ended.wait(0.05):
             ids[:] = append(http, "orders", [Fact(Token(0), ('["live"]',))] * 20)[-1:]
 
     thread = threading.Thread(target=work)
@@ -163,7 +163,7 @@ def test_a_new_worker_reads_segments_then_another_source_then_follows(
                 assert time.monotonic() < began + 600, [(each.daemon.log, each.position()) for each in followers]
                 for each in followers:
                     each.look()
-                time.sleep(0.01)
+                time.sleep(0.05)
             seconds = time.monotonic() - began
         want = table(tmp_path / "replication.db", "orders")
         for each in followers:

@@ -42,7 +42,7 @@ with open_session("local[2]") as spark:
     stream = spark.readStream.format("replication").option("http", sys.argv[1]).option("secretFile", "secret")
     stream = stream.option("stream", "visits").option("maxRowsPerBatch", 100).load()
     written = stream.writeStream.format("json").option("path", "sink").option("checkpointLocation", "checkpoint")
-    written.trigger(processingTime="1 second").start().awaitTermination()
+    written.trigger(processingTime="2 seconds").start().awaitTermination()
 """
 
 FACTS = [
