@@ -7,6 +7,7 @@ append are decoded, because the writer checks them.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from itertools import accumulate, pairwise, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -38,6 +39,10 @@ _FRAME: Final = 100  # bytes of a page beside its rows
 
 _token_of = itemgetter(0)
 _ODD = re.compile(r"[\s\x7f\\]")  # what canonical JSON does not have, or not everywhere
+# msgspec refuses lone surrogates.  Characters for private use stand for them while it reads a page that has none.
+_SURROGATE = re.compile(rb"\\ud([89a-f])")
+_PRIVATE = re.compile(rb"\\u[eE][0-7]|\\uD|\\ud[A-F]")
+_AS_PRIVATE = re.compile(r"\\ue([0-7])")
 
 
 _Row = TypeVar("_Row")
@@ -158,18 +163,30 @@ def _check_order(tokens: Sequence[Token], upto: Token) -> None:
 
 def _decode_page(body: bytes, *, foreign: bool) -> tuple[_Updates[Any], Callable[[list[Any]], list[str]]]:
     """Return a page, its rows in some form, and the function that makes texts from rows of that form."""
+    # A line feed can only be white space between values; in a row, it would end the line that a relay sends.
+    is_canonical = not foreign and body.isascii() and not any(each in body for each in (b"\x7f", b"\n", b"\r"))
     try:
         answer = _decode_raw(body)
     except grammar.NOT_DECODED:
+        if is_canonical and _PRIVATE.search(body) is None:
+            with suppress(*grammar.NOT_DECODED):
+                return _decode_raw(_SURROGATE.sub(_to_private, body)), _raw_texts_with_surrogates
         # the standard library accepts more: lone surrogates
         return msgspec.convert(grammar.read_json(body.decode()), _Updates[Any]), _encode_decoded
-    # A line feed can only be white space between values; in a row, it would end the line that a relay sends.
-    is_canonical = not foreign and body.isascii() and not any(each in body for each in (b"\x7f", b"\n", b"\r"))
     return answer, _raw_texts if is_canonical else _encode_again
 
 
 def _raw_texts(rows: list[Any]) -> list[str]:
     return list(map(str, rows, repeat("ascii")))
+
+
+def _to_private(found: re.Match[bytes]) -> bytes:
+    return b"\\ue%x" % (int(found[1], 16) - 8)
+
+
+def _raw_texts_with_surrogates(rows: list[Any]) -> list[str]:
+    """Return the texts of a page in which characters for private use stand for surrogates."""
+    return [_AS_PRIVATE.sub(lambda found: f"\\ud{int(found[1]) + 8:x}", text) for text in _raw_texts(rows)]
 
 
 def _encode_decoded(rows: list[Any]) -> list[str]:

@@ -179,8 +179,9 @@ class ExternalWriters:
         """Add a warning to the store's if the table has rows of a writer that no process publishes."""
         ours = self._instance_name
         found = await self._store.positions(definition.name)
-        former = (await self._store.stored_positions()).get(definition.name, {}) if definition.writers else {}
-        others = sorted(found.keys() - {ours, NO_WRITER, *definition.writers, *former})
+        stored = (await self._store.stored_positions()).get(definition.name, {})
+        former = stored.keys() if definition.writers else stored.keys() & {NO_WRITER}  # else rows have an empty name
+        others = sorted(found.keys() - {ours, *definition.writers, *former})
         if others and definition.instance_column is not None:
             rows = f"rows of {', '.join(map(repr, others))}, which {ours!r} does not publish"
             cure = f"insert them again as {ours!r}, with new IDs, because followers have passed these"

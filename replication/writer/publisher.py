@@ -171,9 +171,16 @@ class PublishedStream:
             if self.memory_log is None and self._publisher.are_too_many(facts):
                 self.too_many_upto = facts[-1].token
                 self.reorder_buffer.spill(self.too_many_upto)
+            elif self._may_be_reordered(facts):
+                self.reorder_buffer.spill(facts[-1].token)
             elif self.ids.horizon is None:
                 self.reorder_buffer.add(list(filter(itemgetter(1), facts)))
         self._publisher.publish()
+
+    def _may_be_reordered(self, facts: Sequence[Fact]) -> bool:
+        """Whether a table may have the rows of a fact in another order: PostgreSQL puts each where there is room."""
+        shared = self.ids.horizon is None and self.ids.sequence is not None
+        return shared and self.definition.table is not None and any(len(texts) > 1 for _, texts in facts)
 
     def acknowledge(self, sender: InstanceName, token: Token) -> None:
         """Drop facts of an in-memory stream that every sender has acknowledged (docs/protocol/wire.md A4)."""

@@ -264,6 +264,14 @@ class TestAdditions:
             list(AddedLines([b'{"rows":[1]}\n', b"\n", b"{}\n"]))
 
 
+@pytest.mark.parametrize("surrogate", ["\\udfff", "\\ud83d\\ude00\\ud83d", "\\\\ud800\\ud800", "\\ud800\\ueaaa"])
+def test_a_lone_surrogate_leaves_the_texts_of_a_page_as_they_are(surrogate: str) -> None:
+    """Rows of the page were decoded and encoded again: those with one key twice differed from the master's."""
+    texts = ('{"1":"a","1":"b"}', f'"{surrogate}"', "1E5")
+    page = Page([Fact(Token(2), texts)], Token(2), limited=False)
+    assert read_page(encode_page(page), after=Token(0), upto=Token(2)) == page
+
+
 def test_a_fact_that_no_client_reads_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can only be older than the limit of a fact (docs/configuration.md, Fixed limits)."""
     page = Page([fact(7, *["x" * 50] * 20)], Token(9), limited=False)

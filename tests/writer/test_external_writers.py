@@ -15,7 +15,7 @@ from replication.streams.facts import Fact
 from replication.streams.interfaces import SequenceState, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.external_writers import LONGEST
-from replication.writer.publisher import RETRY_AFTER
+from replication.writer.publisher import NO_WRITER, RETRY_AFTER
 from tests.doubles import FragileStore, begin, error_of, logged, now
 from tests.serving import MasterCase
 
@@ -590,6 +590,9 @@ class StatusTests(ExternalCase):
         self.master = self.make_master(streams=[mapped])
         others = [InstanceName(name) for name in ("import", "batch", "")]
         self.store.other_positions = {ME: Token(9), **dict.fromkeys(others, Token(7))}
+        now(self.store.open())
+        now(self.store.declare(StreamDefinition("orders")))
+        now(self.store.transaction().commit([Write(ORDERS, NO_WRITER, Token(7))]))  # "" is then no name in a row
         with logged() as messages:
             now(self.master.start())
         rows = "stream 'orders': its table has rows of 'batch', 'import', which 'master' does not publish"
@@ -597,6 +600,15 @@ class StatusTests(ExternalCase):
         cure = f"{cure}; or list in writers the names of all processes, and run each: the rows of a process that has "
         cure = f"{cure}written the stream, and has ended, are then published, too"
         self.assertEqual(messages, [f"{rows}: {cure}"])
+
+    def test_rows_of_an_empty_name_are_logged_as_a_warning(self) -> None:
+        """A column of names with the default '' is not NULL: no process publishes these rows."""
+        mapped = StreamDefinition("orders", table="orders", row=["order_id", "state"], instance_column="writer")
+        self.master = self.make_master(streams=[mapped])
+        self.store.other_positions = {ME: Token(9), NO_WRITER: Token(7)}
+        with logged() as messages:
+            now(self.master.start())
+        self.assertIn("its table has rows of '', which 'master' does not publish", messages[0])
 
     def test_without_rows_of_an_unknown_writer_or_a_column_for_its_name_no_warning_is_logged(self) -> None:
         others = {ME: Token(9), InstanceName("import"): Token(7)}

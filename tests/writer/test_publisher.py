@@ -633,6 +633,23 @@ class PostgresPositionTests(HasDatabase, SynchronousTestCase):
         self.assertEqual(tokens, [2, 3, 4, 6])
         self.assertEqual(self.process.new_lines()[-2:], ["RDATA tags master 6 1", "POSITION data master 4 6"])
 
+    def test_rows_of_one_fact_have_the_order_of_their_table_also_if_the_stream_shares_its_ids(self) -> None:
+        """They were sent in the order of ``append``, and pages had another one: copies differed."""
+        self.sql("CREATE TABLE tags (id bigint NOT NULL, tag text) PARTITION BY LIST (tag)")
+        self.sql("CREATE TABLE tags_b PARTITION OF tags FOR VALUES IN ('b')")
+        self.sql("CREATE TABLE tags_a PARTITION OF tags FOR VALUES IN ('a')")
+        data = StreamDefinition("data")
+        tags = StreamDefinition("tags", shares="data", table="tags", id_column="id", row=["tag"])
+        self.pump.wait(self.process.declare(data, tags))
+        writer = self.process.writers[tags.name]
+        writer.publisher.ids.sequence = self.store.sequence(data.name)
+        (token,) = self.pump.wait(writer.append([[["a"], ["b"]]]))
+        page = self.pump.wait(self.store.facts(tags.name, ME, after=Token(0), upto=token, limit=9))
+        self.assertEqual(page.facts[0].texts, ('["b"]', '["a"]'))
+        self.assertEqual([each for each in self.process.new_lines() if "tags" in each], ["POSITION tags master 2 2"])
+        self.pump.wait(writer.append([[["a"]]]))
+        self.assertIn('RDATA tags master 3 ["a"]', self.process.new_lines())
+
     def test_trap_29_tokens_of_a_stream_without_a_table_ascend_over_a_restart(self) -> None:
         typing = StreamDefinition("typing", in_memory=True)
         ends: list[Token] = []

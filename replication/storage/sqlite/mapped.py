@@ -8,6 +8,7 @@ ID.
 
 from __future__ import annotations
 
+import re
 from sqlite3 import IntegrityError
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from replication.errors import SchemaError, StoreError, ValueRefusedError
 from replication.storage.contract import MASTER, WrittenFact, differs
 from replication.storage.joined import ALL_ROWS
 from replication.storage.mapped import MappedRows
+from replication.storage.names import quoted
 from replication.storage.pages import Rows, cut_rows
 from replication.storage.sqlite.session import SqliteSession, UndecodedError
 from replication.wire.grammar import InstanceName, Token
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
 
 _GIVEN: Final = "SELECT seq FROM sqlite_sequence WHERE name = ?"
+_COUNTS: Final = re.compile(r"\bAUTOINCREMENT\b", re.IGNORECASE)
+_COMMENT: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_KEY: Final = 'SELECT lower(name), upper(type), "notnull" FROM pragma_table_info(?) WHERE pk'
+_ROWID: Final = frozenset(("rowid", "oid", "_rowid_"))
 _IS_VIEW: Final = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ? COLLATE NOCASE"
 
 
@@ -55,10 +61,27 @@ class MappedTable(MappedRows[SqliteSession]):
             if "source.rowid" in str(why):
                 why = "it is WITHOUT ROWID, and that orders the rows of one ID"
             raise SchemaError(f"stream {name!r} cannot be mapped onto table {table!r}: {why}") from error
-        warnings = self._use_up_ids(session) if may_create else []
+        warnings = [*self._find_null_ids(session), *(self._use_up_ids(session) if may_create else [])]
         if any(step.startswith("SCAN") for *_, step in plan):
             return [*warnings, self.missing_index(self._query)]
         return [*warnings, *self._seek_writers(session)]
+
+    def _find_null_ids(self, session: SqliteSession) -> list[str]:
+        """Return a warning if the table has rows without an ID, or will have them: SQLite fills only a rowid."""
+        table, column, where = quoted(self.definition.table or ""), quoted(self.definition.id_column), self._query.where
+        warning = f"stream {self.definition.name!r}: table {self.definition.table!r} %s, which no follower receives: %s"
+        cure = f"declare {self.definition.id_column} INTEGER PRIMARY KEY AUTOINCREMENT"
+        first = session.run(f"SELECT {column} FROM {table} ORDER BY {column} LIMIT 1")  # NULL comes first
+        null = f"SELECT 1 FROM {table} AS source WHERE {column} IS NULL{where} LIMIT 1"
+        if first == [(None,)] and session.run(null):
+            return [warning % ("has rows without an ID", f"set one, and {cure}")]
+        match session.run(_KEY, (self.definition.table,)):
+            case [(key, kind, 0)] if kind != "INTEGER" and key == self.definition.id_column.lower():
+                what = (
+                    f"declares {self.definition.id_column} {kind} PRIMARY KEY, so an INSERT without an ID stores NULL"
+                )
+                return [warning % (what, f"{cure}, or NOT NULL")]
+        return []
 
     def _use_up_ids(self, session: SqliteSession) -> list[str]:
         """Let the next ID be above every published one, and at least 2; returns a warning if rows were deleted.
@@ -66,8 +89,11 @@ class MappedTable(MappedRows[SqliteSession]):
         In this protocol ID 1 counts as used (docs/protocol/ids.md F5).
         """
         made = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
+        ids = {self.definition.id_column.lower()}
         for name, sql in session.run(made, (self.definition.table,)):
-            if " AUTOINCREMENT" in sql.upper():
+            keys = {key for key, *_ in session.run(_KEY, (name,))}
+            counts = _COUNTS.search(_COMMENT.sub("", sql)) is not None
+            if counts and (ids <= keys or ids <= _ROWID):  # else it counts another column of the application
                 used = 1 if self.definition.negative else self._published(session)
                 self._counter, self._least = name, Token(used)
                 return self._move_forward(session, used)

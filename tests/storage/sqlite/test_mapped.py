@@ -109,6 +109,46 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.assertIn("the last ID of table emptied was 0, behind ID 5, which is stored: moved forward", warning)
         self.assertEqual(self.sql("INSERT INTO emptied (name) VALUES ('b') RETURNING id"), [(6,)])
 
+    def test_a_table_is_emptied_as_well_if_autoincrement_stands_on_a_line_of_its_own(self) -> None:
+        """Rows that were inserted after it had been emptied got published IDs again, and were lost without a word."""
+        self.sql("CREATE TABLE lines (id INTEGER PRIMARY KEY\nAUTOINCREMENT, name, size)")
+        self.map_events(table="lines")
+        self.assertEqual(self.sql("INSERT INTO lines (name) VALUES ('b') RETURNING id"), [(2,)])
+
+    def test_the_autoincrement_of_another_column_is_left_alone(self) -> None:
+        self.sql("CREATE TABLE kept (pk INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER UNIQUE, name, size)")
+        self.sql("INSERT INTO kept (id, name) VALUES (1000, 'a')")
+        self.sql("INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES ('events', 'master', 9)")
+        self.map_events(table="kept")
+        self.assertEqual(self.sql("INSERT INTO kept (id, name) VALUES (1001, 'b') RETURNING pk"), [(2,)])
+        self.assertEqual(self.store.warnings, [])
+
+    def test_a_comment_makes_no_autoincrement(self) -> None:
+        """There may be no table sqlite_sequence, and the start failed."""
+        self.sql("CREATE TABLE plain (id INTEGER PRIMARY KEY, /* no AUTOINCREMENT */ name, size -- AUTOINCREMENT\n)")
+        self.map_events(table="plain")
+        self.assertEqual(self.sql("INSERT INTO plain (name) VALUES ('b') RETURNING id"), [(1,)])
+
+    def test_rows_without_an_id_are_reported(self) -> None:
+        """An INT PRIMARY KEY is no INTEGER PRIMARY KEY: without an ID, such a row has NULL, and no follower saw it."""
+        self.sql("CREATE TABLE trap (id INT PRIMARY KEY, name, size)")
+        self.map_events(table="trap")
+        self.sql("INSERT INTO trap (name) VALUES ('a')")
+        self.map_events(table="trap", where="name <> 'a'")
+        self.map_events(table="trap")
+        before, excluded, found = self.store.warnings
+        what = (
+            "declares id INT PRIMARY KEY, so an INSERT without an ID stores NULL, which no follower receives: declare"
+        )
+        self.assertIn(what, before)
+        self.assertEqual(before, excluded)
+        self.assertIn("table 'trap' has rows without an ID, which no follower receives: set one, and declare id", found)
+
+    def test_a_key_that_is_never_null_causes_no_warning(self) -> None:
+        self.sql("CREATE TABLE keyed (id BIGINT NOT NULL PRIMARY KEY, name, size)")
+        self.map_events(table="keyed")
+        self.assertEqual(self.store.warnings, [])
+
     # ---- reading
 
     def test_columns_in_order_are_a_row(self) -> None:
