@@ -170,6 +170,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._goal: tuple[Offsets, Mapping[str, History]] | None = None
         self._newest: Offsets | None = None
         self._received = monotonic()
+        self._page_rows = MAX_PAGE_ROWS  # of the next page, also of the next micro-batch
 
     def initialOffset(self) -> Offsets:
         """Return where a new query begins; an invalid option is an error now."""
@@ -189,7 +190,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         StreamError if the rows up to ``start`` are not those of the writers any more: a database was restored.
         """
         options = self._options
-        client = options.client(0.0 if self._goal is None else inf)
+        client = options.client(0.0 if self._goal is None else inf, page_rows=self._page_rows)
         try:
             reached, histories = self._reached(client) if self._goal is None else self._goal
             check_histories(options.stream, start, histories)
@@ -202,7 +203,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise
             return start
         finally:
+            self._page_rows = client.page_rows
             client.close()
+        self._received = monotonic()
         return make_offset({**begin, **end}, start, histories)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -226,11 +229,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _note(self, info: StreamInfo) -> Offsets:
         self._newest = self._options.positions(info)
-        self._received = monotonic()
         return self._newest
 
     def _admit(self, client: HttpClient, start: Offsets, end: Offsets, rows: int) -> Offsets:
-        """Return the offsets that ``rows`` rows reach, page by page of each writer; a larger fact comes alone."""
+        """Return the offsets that ``rows`` rows reach, page by page of each writer; a larger fact comes alone.
+
+        If a page does not arrive, the pages before it are a micro-batch.
+        """
         name, begun = self._options.stream, self._options.start
         reached = {instance: start.get(instance, begun) for instance in end}
         left = rows
@@ -238,7 +243,12 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         while waiting and left > 0:
             instance = waiting.pop(0)
             limit = min(left, MAX_PAGE_ROWS)
-            page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
+            try:
+                page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
+            except UnavailableError:
+                if left == rows:
+                    raise
+                break
             size = sum(len(fact.texts) for fact in page.facts)
             if size > left and left < rows:
                 continue  # left to the next micro-batch

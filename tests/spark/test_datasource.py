@@ -365,6 +365,35 @@ def test_a_query_waits_for_an_unavailable_master_until_patience_ends(master: Fak
         source.latestOffset(start, ReadAllAvailable())
 
 
+def test_a_micro_batch_with_a_limit_goes_on_with_smaller_pages_if_answers_are_lost(master: FakeMaster) -> None:
+    """A proxy may cut off long answers each time."""
+    answer = master.answer
+
+    def cut(path: str, authorization: str | None) -> tuple[int, bytes]:
+        status, body = answer(path, authorization)
+        return status, body[:500] if "/updates" in path else body
+
+    master.answer = cut  # type: ignore[method-assign]
+    source = reader(master, maxRowsPerBatch="1000", patience="60")
+    start: dict[str, int] = {}
+    for _ in range(20):
+        if (end := source.latestOffset(start, ReadMaxRows(1000))) != start:
+            break
+    assert end != start
+
+
+def test_patience_ends_if_positions_arrive_and_pages_do_not(master: FakeMaster) -> None:
+    answer = master.answer
+    master.answer = lambda path, authorization: (  # type: ignore[method-assign]
+        (502, b"{}") if "/updates" in path else answer(path, authorization)
+    )
+    source = reader(master, patience="60")
+    assert source.latestOffset({}, ReadMaxRows(5)) == {}
+    source._received -= 61
+    with pytest.raises(HttpError, match="answers 502"):
+        source.latestOffset({}, ReadMaxRows(5))
+
+
 def test_a_query_waits_for_a_stream_that_the_process_does_not_have_yet(master: FakeMaster) -> None:
     """A worker that has just started receives it from its master."""
     source = reader(master, patience="60")
