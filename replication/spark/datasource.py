@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from replication.errors import ConfigError
-from replication.spark.histories import check_histories, make_offset, positions_of
+from replication.spark.histories import KEPT, check_histories, check_unchanged, make_offset, positions_of
 from replication.spark.options import KEY_COLUMNS, SourceOptions
 from replication.streams.access_tokens import hide_access_tokens
 from replication.web.blocking_client import UnavailableError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from replication.spark.options import Offsets
-    from replication.streams.history import History
+    from replication.streams.history import Epoch, History
     from replication.streams.interfaces import Page
     from replication.web.blocking_client import HttpClient, StreamInfo
 
@@ -83,11 +83,12 @@ def _column_names(options: SourceOptions, schema: Any) -> list[str]:
 
 @attrs.frozen
 class TokenRange(InputPartition):
-    """The facts of one writer with ``after < token <= upto``."""
+    """The facts of one writer with ``after < token <= upto``; in a batch, with the newest epochs of its history."""
 
     instance: str
     after: int
     upto: int
+    history: tuple[Epoch, ...] = ()
 
 
 def token_ranges(start: Mapping[str, int], end: Mapping[str, int], origin: int = 0) -> list[TokenRange]:
@@ -146,20 +147,30 @@ class _Reader:
             for page in client.pages(self._options.stream, instance, after=partition.after, upto=partition.upto):
                 if page.facts:
                     yield _batch(self._options, self._columns, instance, page)
+            if partition.history:
+                now = client.history(self._options.stream, instance)
+                check_unchanged(self._options.stream, instance, partition.upto, partition.history, now)
 
 
 class BatchReader(_Reader, DataSourceReader):
     """Reads the facts up to the current positions."""
 
     def partitions(self) -> list[TokenRange]:
-        """Read the positions once, and return the ranges up to them."""
+        """Read the positions once, and return the ranges up to them.
+
+        No later micro-batch notices that a writer was restored, so each range has what its reader compares.
+        """
         options = self._options
         info = options.info(FIRST_PATIENCE)
         options.check_instance(info)
         end = options.positions(info)
         if options.upto is not None:
             end = {instance: min(position, options.upto) for instance, position in end.items()}
-        return token_ranges({}, end, options.start)
+        ranges = token_ranges({}, end, options.start)
+        with closing(options.client(FIRST_PATIENCE)) as client:
+            writers = {each.instance for each in ranges}
+            histories = {name: tuple(client.history(options.stream, name)[-KEPT:]) for name in writers}
+        return [attrs.evolve(each, history=histories[each.instance]) for each in ranges]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -1,4 +1,4 @@
-"""Histories in the offsets of a streaming query, which ends if a writer was restored (docs/spark.md).
+"""Histories of writers, by which a streaming query or a batch ends if a writer was restored (docs/spark.md).
 
 An offset is the map from writer to position.  Under HISTORIES it has the newest epochs of each writer, too.
 """
@@ -53,3 +53,16 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
                 f"{name} of {stream} was restored from a backup: its rows above {common} are lost, and this query has "
                 f"read up to {position}; {_CURE}"
             )
+
+
+def check_unchanged(stream: str, writer: str, upto: int, planned: History, now: History) -> None:
+    """Raise StreamError if facts up to ``upto`` are not of the history that was there when a batch began."""
+    if not planned or not now:
+        return
+    common = common_position(planned, now, Token(upto))
+    if common is None or common < upto:
+        what = "was restored from a backup" if common is not None else "was emptied or exchanged"
+        raise StreamError(
+            f"the database of {writer} {what} while {stream} was read up to {upto}: the batch would have rows that "
+            "are lost; read it again"
+        )

@@ -128,6 +128,23 @@ def test_a_batch_fails_soon_if_the_master_is_unavailable(master: FakeMaster, mon
         batch(master)
 
 
+def test_a_batch_fails_if_the_writer_is_restored_while_it_is_read(master: FakeMaster) -> None:
+    """Else it would have rows that the writer has lost beside later ones."""
+    master.epochs = {MASTER: [epoch("a", 1)]}
+    source = BatchReader(SourceOptions.read({"http": master.url, "stream": "orders", "patience": "0"}), COLUMNS)
+    parts = source.partitions()
+    assert sorted(read(source, parts), key=lambda row: (row[2], row[1])) == ALL
+    master.epochs[MASTER] += [epoch("b", 58)]  # an ordinary restart
+    assert sorted(read(source, parts), key=lambda row: (row[2], row[1])) == ALL
+    master.epochs[MASTER][1:] = [epoch("c", 40)]
+    with pytest.raises(StreamError, match=r"master was restored .* while orders was read up to 58: .*; read it again"):
+        read(source, parts)
+    master.epochs[MASTER] = [epoch("x", 1)]
+    with pytest.raises(StreamError, match="emptied or exchanged"):
+        read(source, parts)
+    assert len(read(source, source.partitions())) == len(ALL)
+
+
 def test_declared_fields_become_columns(master: FakeMaster) -> None:
     source = ReplicationDataSource({"http": master.url, "stream": "orders", "fields": "true"})
     assert source.schema() == "stream string, instance string, token long, `a` string, `b` string, `c` string"
