@@ -245,15 +245,16 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _admit(self, client: HttpClient, start: Offsets, end: Offsets, rows: int) -> Offsets:
         """Return the offsets that ``rows`` rows reach, page by page of each writer; a larger fact comes alone.
 
-        If a page does not arrive, the pages before it are a micro-batch.
+        Each writer has the same share, so that none waits until another one has nothing more.  If a page does not arrive, the pages before it are a micro-batch.
         """
         name, begun = self._options.stream, self._options.start
         reached = {instance: start.get(instance, begun) for instance in end}
         left = rows
         waiting = [instance for instance in end if reached[instance] < end[instance]]
+        share = max(rows // max(len(waiting), 1), 1)
         while waiting and left > 0:
             instance = waiting.pop(0)
-            limit = min(left, MAX_PAGE_ROWS)
+            limit = min(left, share, MAX_PAGE_ROWS)
             try:
                 page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
             except UnavailableError:

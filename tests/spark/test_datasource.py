@@ -364,6 +364,13 @@ def test_a_micro_batch_keeps_its_row_limit_unless_one_fact_is_larger(master: Fak
     assert sorted(found, key=lambda row: (row[2], row[1])) == ALL
 
 
+def test_a_writer_that_is_far_ahead_delays_no_other_writer(master: FakeMaster) -> None:
+    """It may append as fast as micro-batches read."""
+    end, _ = follow(reader(master, maxRowsPerBatch="6"), {}, ReadMaxRows(6))
+    assert end[OTHER] >= OTHERS[0].token
+    assert end[MASTER] >= MINE[0].token
+
+
 def test_spark_may_ask_for_all_rows_although_a_limit_is_set(master: FakeMaster) -> None:
     assert reader(master).getDefaultReadLimit() == ReadAllAvailable()
     assert follow(reader(master, maxRowsPerBatch="1"), {}, ReadAllAvailable())[0] == {MASTER: 58, OTHER: 59}
