@@ -245,7 +245,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _admit(self, client: HttpClient, start: Offsets, end: Offsets, rows: int) -> Offsets:
         """Return the offsets that ``rows`` rows reach, page by page of each writer; a larger fact comes alone.
 
-        Each writer has the same share, so that none waits until another one has nothing more.  If a page does not arrive, the pages before it are a micro-batch.
+        Each writer has the same share, so that none waits until another one has nothing more.  If a page does not
+        arrive, the pages before it are a micro-batch.
         """
         name, begun = self._options.stream, self._options.start
         reached = {instance: start.get(instance, begun) for instance in end}
