@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from http import HTTPStatus
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,7 @@ from replication.errors import ConfigError
 from replication.spark.histories import HISTORIES, KEPT, check_histories, check_unchanged, make_offset, positions_of
 from replication.spark.options import KEY_COLUMNS, SourceOptions
 from replication.streams.access_tokens import hide_access_tokens
-from replication.web.blocking_client import HttpError, UnavailableError
+from replication.web.blocking_client import UnavailableError
 from replication.web.pages import MAX_PAGE_ROWS
 from replication.wire import grammar
 from replication.wire.grammar import StreamName
@@ -206,7 +205,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         client = options.client(0.0 if self._goal is None else inf, page_rows=self._page_rows)
         try:
             reached, histories = self._reached(client) if self._goal is None else self._goal
-            self._check(client, start, histories)
+            check_histories(options.stream, start, histories)
             begin = positions_of(start)
             end = {name: max(position, begin.get(name, options.start)) for name, position in reached.items()}
             if isinstance(limit, ReadMaxRows):
@@ -236,21 +235,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if end != self._planned:
             stream = self._options.stream
             with closing(self._options.client()) as client:
-                self._check(client, end, {name: client.history(stream, name) for name in end.get(HISTORIES, {})})
+                check_histories(stream, end, {name: client.history(stream, name) for name in end.get(HISTORIES, {})})
         return token_ranges(positions_of(start), positions_of(end), self._options.start)
-
-    def _check(self, client: HttpClient, offset: Mapping[str, Any], histories: Mapping[str, History]) -> None:
-        stream = self._options.stream
-
-        def has_fact(writer: str, token: int) -> bool:
-            try:
-                return bool(client.page(stream, writer, after=token - 1, upto=token).facts)
-            except HttpError as error:
-                if error.status == HTTPStatus.GONE:  # a retention has deleted it
-                    return True
-                raise
-
-        check_histories(stream, offset, histories, has_fact)
 
     def _reached(self, client: HttpClient) -> tuple[Offsets, Mapping[str, History]]:
         """Return the positions of the writers, and their histories, which are read after them."""

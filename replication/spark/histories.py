@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import StreamError
-from replication.streams.history import RAISED, Epoch, common_position
+from replication.streams.history import Epoch, common_position
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from replication.spark.options import Offsets
     from replication.streams.history import History
@@ -36,14 +36,10 @@ def make_offset(positions: Offsets, start: Mapping[str, Any], histories: Mapping
     return dict(sorted(offset.items()))  # Spark compares offsets as text
 
 
-def check_histories(
-    stream: str, start: Mapping[str, Any], histories: Mapping[str, History], has_fact: Callable[[str, int], bool]
-) -> None:
+def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[str, History]) -> None:
     """Raise StreamError if rows up to the offset ``start`` are not those of the writers' histories.
 
-    It is raised, too, if a new writer has the facts of one in ``start``: it was renamed.  ``has_fact`` returns whether
-    a writer has a fact with this token.  A position that no fact has is stored before it is published.  So above a
-    settled position, what was read ends with a fact, which is there unless a restore has lost it.
+    It is raised, too, if a new writer has the facts of one in ``start``: it was renamed.
     """
     known = {epoch[0]: name for name, epochs in start.get(HISTORIES, {}).items() for epoch in epochs}
     for name in sorted(histories.keys() - start.keys()):
@@ -56,11 +52,7 @@ def check_histories(
         theirs, position = histories.get(name, ()), start.get(name, 0)
         if not theirs:
             continue
-        ours = [Epoch(*each) for each in epochs]
-        common = common_position(ours, theirs, Token(position))
-        raised = _raised_beyond(ours, theirs, Token(position))
-        if common == position and raised is not None and not has_fact(name, position):
-            common = raised
+        common = common_position([Epoch(*each) for each in epochs], theirs, Token(position))
         if common is None and position > 1:
             raise StreamError(
                 f"the history of {stream} at {name} is not the one that this query has read up to {position}: was the "
@@ -71,17 +63,6 @@ def check_histories(
                 f"{name} of {stream} was restored from a backup: its rows above {common} are lost, and this query has "
                 f"read up to {position}; {_CURE}"
             )
-
-
-def _raised_beyond(ours: History, theirs: History, position: Token) -> Token | None:
-    """Return the settled position of a former writer, if others have raised its position from there to ``position``.
-
-    Its facts in between may be lost.  None if others have not, or only beyond what was read.
-    """
-    names = {epoch.name for epoch in ours}
-    place = max([place for place, epoch in enumerate(theirs, 1) if epoch.name in names], default=0)
-    settled = [each.settled for each in theirs[place:] if each.name.startswith(RAISED)]
-    return min([each for each in settled if each < position], default=None)
 
 
 def check_unchanged(stream: str, writer: str, upto: int, planned: History, now: History) -> None:

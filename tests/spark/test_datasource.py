@@ -323,23 +323,6 @@ def test_a_restored_writer_ends_a_query(master: FakeMaster) -> None:
                 reader(master).latestOffset(since, limit)
 
 
-def test_a_former_writer_that_has_lost_its_last_fact_ends_a_query(master: FakeMaster) -> None:
-    """Another process has raised its position since, and its stored position may be below its last fact."""
-    master.epochs = {MASTER: [epoch("a", 1)]}
-    end, _ = follow(reader(master), {}, ReadAllAvailable())
-    master.epochs[MASTER] += [Epoch("raised-b", Token(40), Token(90))]
-    master.reached = {MASTER: 90}
-    assert follow(reader(master), end, ReadAllAvailable())[0][MASTER] == 90
-    master.histories = {**master.histories, MASTER: MINE[:-1]}
-    with pytest.raises(StreamError, match="rows above 40 are lost"):
-        reader(master).latestOffset(end, ReadAllAvailable())
-    answer = master.answer
-    master.answer = lambda path, authorization: (  # type: ignore[method-assign]
-        (410, b'{"error": "Gone"}') if "from=57" in path else answer(path, authorization)
-    )
-    assert reader(master).latestOffset(end, ReadAllAvailable())[MASTER] == 90, "a retention has deleted the fact"
-
-
 def test_a_batch_of_an_earlier_run_is_not_read_from_a_restored_writer(master: FakeMaster) -> None:
     """Spark reads it before it asks for the next offset; its facts may not exist any more."""
     master.epochs = {MASTER: [epoch("a", 1)]}

@@ -8,16 +8,12 @@ import pytest
 
 from replication.errors import StreamError
 from replication.spark.histories import HISTORIES, check_histories, check_unchanged, make_offset, positions_of
-from replication.streams.history import RAISED, Epoch
+from replication.streams.history import Epoch
 from replication.wire.grammar import Token
 
 
 def epoch(name: str, settled: int, start: int) -> Epoch:
     return Epoch(name, Token(settled), Token(start))
-
-
-def no_fact(_writer: str, _token: int) -> bool:
-    return False
 
 
 A, B = epoch("a", 1, 1), epoch("b", 20, 30)
@@ -36,40 +32,25 @@ def test_an_offset_has_positions_and_histories_in_the_order_of_their_names() -> 
 def test_only_a_query_that_has_read_beyond_a_restore_ends(position: int, raises: bool) -> None:
     """Up to the start of the new epoch, the rows are those of the backup."""
     start = make_offset({"w": position}, {}, {"w": [A]})
-    check_histories("orders", start, {"w": [A]}, no_fact)
-    check_histories("orders", start, {}, no_fact)
+    check_histories("orders", start, {"w": [A]})
+    check_histories("orders", start, {})
     if raises:
         with pytest.raises(StreamError, match="rows above 20 are lost"):
-            check_histories("orders", start, {"w": [A, B]}, no_fact)
+            check_histories("orders", start, {"w": [A, B]})
     else:
-        check_histories("orders", start, {"w": [A, B]}, no_fact)
-
-
-@pytest.mark.parametrize(("position", "raises"), [(20, False), (21, True), (50, True)])
-def test_a_query_ends_if_a_former_writer_lost_facts_and_its_position_was_raised(position: int, raises: bool) -> None:
-    """A query cannot count its facts, as a follower does: it looks for the last one."""
-    start = make_offset({"w": position}, {}, {"w": [A]})
-    raised = [A, epoch(f"{RAISED}b", 20, 50), epoch("c", 50, 50)]
-    check_histories("orders", start, {"w": [A, epoch(f"{RAISED}b", position, 50)]}, no_fact)
-    if raises:
-        with pytest.raises(StreamError, match="rows above 20 are lost"):
-            check_histories("orders", start, {"w": raised}, no_fact)
-        check_histories("orders", start, {"w": raised}, lambda _, token: token == position)
-    else:
-        check_histories("orders", start, {"w": raised}, no_fact)
-    check_histories("orders", make_offset({"w": 50}, {}, {"w": raised[:2]}), {"w": raised}, no_fact)
+        check_histories("orders", start, {"w": [A, B]})
 
 
 def test_a_query_ends_if_its_writer_has_another_name_now() -> None:
     """Its rows would be read twice: a table without instance_column belongs to one writer."""
     start = make_offset({"w": 20}, {}, {"w": [A]})
-    check_histories("orders", start, {"w": [A], "new": [B]}, no_fact)
+    check_histories("orders", start, {"w": [A], "new": [B]})
     with pytest.raises(StreamError, match=r"w of orders was renamed to new: .* begin a new checkpoint"):
-        check_histories("orders", start, {"new": [A, B]}, no_fact)
+        check_histories("orders", start, {"new": [A, B]})
 
 
 def test_an_empty_stream_has_nothing_to_lose() -> None:
-    check_histories("orders", make_offset({"w": 1}, {}, {"w": [A]}), {"w": [B]}, no_fact)
+    check_histories("orders", make_offset({"w": 1}, {}, {"w": [A]}), {"w": [B]})
 
 
 @pytest.mark.parametrize(("upto", "raises"), [(20, False), (30, False), (31, True)])
