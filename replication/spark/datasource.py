@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from replication.errors import ConfigError
-from replication.spark.histories import check_histories, make_offset, positions_of
+from replication.spark.histories import HISTORIES, KEPT, check_histories, check_unchanged, make_offset, positions_of
 from replication.spark.options import KEY_COLUMNS, SourceOptions
 from replication.streams.access_tokens import hide_access_tokens
 from replication.web.blocking_client import UnavailableError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from replication.spark.options import Offsets
-    from replication.streams.history import History
+    from replication.streams.history import Epoch, History
     from replication.streams.interfaces import Page
     from replication.web.blocking_client import HttpClient, StreamInfo
 
@@ -83,11 +83,12 @@ def _column_names(options: SourceOptions, schema: Any) -> list[str]:
 
 @attrs.frozen
 class TokenRange(InputPartition):
-    """The facts of one writer with ``after < token <= upto``."""
+    """The facts of one writer with ``after < token <= upto``; in a batch, with the newest epochs of its history."""
 
     instance: str
     after: int
     upto: int
+    history: tuple[Epoch, ...] = ()
 
 
 def token_ranges(start: Mapping[str, int], end: Mapping[str, int], origin: int = 0) -> list[TokenRange]:
@@ -146,20 +147,30 @@ class _Reader:
             for page in client.pages(self._options.stream, instance, after=partition.after, upto=partition.upto):
                 if page.facts:
                     yield _batch(self._options, self._columns, instance, page)
+            if partition.history:
+                now = client.history(self._options.stream, instance)
+                check_unchanged(self._options.stream, instance, partition.upto, partition.history, now)
 
 
 class BatchReader(_Reader, DataSourceReader):
     """Reads the facts up to the current positions."""
 
     def partitions(self) -> list[TokenRange]:
-        """Read the positions once, and return the ranges up to them."""
+        """Read the positions once, and return the ranges up to them.
+
+        No later micro-batch notices that a writer was restored, so each range has what its reader compares.
+        """
         options = self._options
         info = options.info(FIRST_PATIENCE)
         options.check_instance(info)
         end = options.positions(info)
         if options.upto is not None:
             end = {instance: min(position, options.upto) for instance, position in end.items()}
-        return token_ranges({}, end, options.start)
+        ranges = token_ranges({}, end, options.start)
+        with closing(options.client(FIRST_PATIENCE)) as client:
+            writers = {each.instance for each in ranges}
+            histories = {name: tuple(client.history(options.stream, name)[-KEPT:]) for name in writers}
+        return [attrs.evolve(each, history=histories[each.instance]) for each in ranges]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -169,7 +180,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         super().__init__(options, columns)
         self._goal: tuple[Offsets, Mapping[str, History]] | None = None
         self._newest: Offsets | None = None
+        self._planned: dict[str, Any] | None = None  # the last offset, whose histories were compared
         self._received = monotonic()
+        self._page_rows = MAX_PAGE_ROWS  # of the next page, also of the next micro-batch
 
     def initialOffset(self) -> Offsets:
         """Return where a new query begins; an invalid option is an error now."""
@@ -189,7 +202,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         StreamError if the rows up to ``start`` are not those of the writers any more: a database was restored.
         """
         options = self._options
-        client = options.client(0.0 if self._goal is None else inf)
+        client = options.client(0.0 if self._goal is None else inf, page_rows=self._page_rows)
         try:
             reached, histories = self._reached(client) if self._goal is None else self._goal
             check_histories(options.stream, start, histories)
@@ -202,8 +215,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise
             return start
         finally:
+            self._page_rows = client.page_rows
             client.close()
-        return make_offset({**begin, **end}, start, histories)
+        self._received = monotonic()
+        self._planned = make_offset({**begin, **end}, start, histories)
+        return self._planned
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End the query at the current positions."""
@@ -215,7 +231,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._newest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TokenRange]:
-        """Return the ranges between two offsets."""
+        """Return the ranges between two offsets; StreamError if these are of an earlier run, and rows are lost."""
+        if end != self._planned:
+            stream = self._options.stream
+            with closing(self._options.client()) as client:
+                check_histories(stream, end, {name: client.history(stream, name) for name in end.get(HISTORIES, {})})
         return token_ranges(positions_of(start), positions_of(end), self._options.start)
 
     def _reached(self, client: HttpClient) -> tuple[Offsets, Mapping[str, History]]:
@@ -226,19 +246,28 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _note(self, info: StreamInfo) -> Offsets:
         self._newest = self._options.positions(info)
-        self._received = monotonic()
         return self._newest
 
     def _admit(self, client: HttpClient, start: Offsets, end: Offsets, rows: int) -> Offsets:
-        """Return the offsets that ``rows`` rows reach, page by page of each writer; a larger fact comes alone."""
+        """Return the offsets that ``rows`` rows reach, page by page of each writer; a larger fact comes alone.
+
+        Each writer has the same share, so that none waits until another one has nothing more.  If a page does not
+        arrive, the pages before it are a micro-batch.
+        """
         name, begun = self._options.stream, self._options.start
         reached = {instance: start.get(instance, begun) for instance in end}
         left = rows
         waiting = [instance for instance in end if reached[instance] < end[instance]]
+        share = max(rows // max(len(waiting), 1), 1)
         while waiting and left > 0:
             instance = waiting.pop(0)
-            limit = min(left, MAX_PAGE_ROWS)
-            page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
+            limit = min(left, share, MAX_PAGE_ROWS)
+            try:
+                page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
+            except UnavailableError:
+                if left == rows:
+                    raise
+                break
             size = sum(len(fact.texts) for fact in page.facts)
             if size > left and left < rows:
                 continue  # left to the next micro-batch

@@ -1,4 +1,4 @@
-"""Histories in the offsets of a streaming query, which ends if a writer was restored (docs/spark.md).
+"""Histories of writers, by which a streaming query or a batch ends if a writer was restored (docs/spark.md).
 
 An offset is the map from writer to position.  Under HISTORIES it has the newest epochs of each writer, too.
 """
@@ -37,7 +37,17 @@ def make_offset(positions: Offsets, start: Mapping[str, Any], histories: Mapping
 
 
 def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[str, History]) -> None:
-    """Raise StreamError if rows up to the offset ``start`` are not those of the writers' histories."""
+    """Raise StreamError if rows up to the offset ``start`` are not those of the writers' histories.
+
+    It is raised, too, if a new writer has the facts of one in ``start``: it was renamed.
+    """
+    known = {epoch[0]: name for name, epochs in start.get(HISTORIES, {}).items() for epoch in epochs}
+    for name in sorted(histories.keys() - start.keys()):
+        if former := [known[epoch.name] for epoch in histories[name] if epoch.name in known]:
+            raise StreamError(
+                f"{former[0]} of {stream} was renamed to {name}: this query would read its rows again under that "
+                f"name; {_CURE}"
+            )
     for name, epochs in start.get(HISTORIES, {}).items():
         theirs, position = histories.get(name, ()), start.get(name, 0)
         if not theirs:
@@ -53,3 +63,16 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
                 f"{name} of {stream} was restored from a backup: its rows above {common} are lost, and this query has "
                 f"read up to {position}; {_CURE}"
             )
+
+
+def check_unchanged(stream: str, writer: str, upto: int, planned: History, now: History) -> None:
+    """Raise StreamError if facts up to ``upto`` are not of the history that was there when a batch began."""
+    if not planned or not now:
+        return
+    common = common_position(planned, now, Token(upto))
+    if common is None or common < upto:
+        what = "was restored from a backup" if common is not None else "was emptied or exchanged"
+        raise StreamError(
+            f"the database of {writer} {what} while {stream} was read up to {upto}: the batch would have rows that "
+            "are lost; read it again"
+        )

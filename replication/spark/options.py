@@ -12,6 +12,7 @@ import attrs
 from replication.errors import ConfigError, RemoteProtocolError, did_you_mean
 from replication.web.address import DEFAULT_URL, read_secret
 from replication.web.blocking_client import HttpClient, StreamInfo
+from replication.web.pages import MAX_PAGE_ROWS
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class SourceOptions:
             raise ConfigError("option upto is for batches: leave it out; trigger(availableNow=True) ends a query")
         return self
 
-    def client(self, most: float = inf, *, stream_exists: bool = True) -> HttpClient:
+    def client(self, most: float = inf, *, stream_exists: bool = True, page_rows: int = MAX_PAGE_ROWS) -> HttpClient:
         """Return a client; it retries for ``patience``, at most for ``most`` seconds.
 
         With ``stream_exists`` it retries as well if the process has not received the stream yet.
@@ -83,6 +84,7 @@ class SourceOptions:
             self.secret,
             patience=min(self.patience, most),
             stream_exists=stream_exists,
+            page_rows=page_rows,
             unauthorized_hint="give the option secretFile, a file with the secret of its --secret-file",
         )
 

@@ -94,6 +94,8 @@ class HttpClient:
 
     ``timeout``: seconds without a byte of the answer, after which a request fails.
 
+    ``page_rows``: the most rows of the next page; they become fewer once an answer was lost.
+
     ``certificate``: two files, a certificate and its private key, that ``https:`` shows.
 
     ConfigError if ``url``, ``secret`` or ``certificate`` is invalid.
@@ -107,12 +109,12 @@ class HttpClient:
     certificate: tuple[str, str] | None = attrs.field(default=None, kw_only=True)
     unauthorized_hint: str = attrs.field(default="give --secret-file FILE", kw_only=True)
     on_retry: Callable[[UnavailableError], object] = attrs.field(default=lambda _: None, kw_only=True)
+    page_rows: int = attrs.field(default=MAX_PAGE_ROWS, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
     sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
 
     posts: int = attrs.field(init=False, default=0)  # requests that were sent, or begun
     server_time: float | None = attrs.field(init=False, default=None)  # of the last answer, in seconds
-    _page_rows: int = attrs.field(init=False, default=MAX_PAGE_ROWS)  # of the next page: fewer once an answer was lost
 
     def __attrs_post_init__(self) -> None:
         self.url = self.url.rstrip("/")
@@ -169,20 +171,20 @@ class HttpClient:
         path = f"/v1/streams/{quote(stream, safe='')}/updates"
 
         def fetch() -> Page:
-            rows = min(limit, self._page_rows)
+            rows = min(limit, self.page_rows)
             query = urlencode({"instance": writer, "from": after, "upto": upto, "limit": rows})
             try:
                 page = read_page(self.request("GET", f"{path}?{query}"), after=Token(after), upto=Token(upto))
             except HttpError as error:
                 if error.is_lost:
-                    self._page_rows = max(1, rows // SHRINK)
+                    self.page_rows = max(1, rows // SHRINK)
                 raise
             except NoPageError as error:  # a smaller one may arrive whole
-                self._page_rows = max(1, rows // SHRINK)
+                self.page_rows = max(1, rows // SHRINK)
                 if rows == 1:
                     raise
                 raise UnavailableError(f"{self.url}: {error}") from error
-            self._page_rows = min(MAX_PAGE_ROWS, self._page_rows + self._page_rows // GROW + 1)
+            self.page_rows = min(MAX_PAGE_ROWS, self.page_rows + self.page_rows // GROW + 1)
             if page.upto <= after:
                 raise UnavailableError(f"{self.url} has no facts of {writer} after {after} yet")
             return page

@@ -128,6 +128,23 @@ def test_a_batch_fails_soon_if_the_master_is_unavailable(master: FakeMaster, mon
         batch(master)
 
 
+def test_a_batch_fails_if_the_writer_is_restored_while_it_is_read(master: FakeMaster) -> None:
+    """Else it would have rows that the writer has lost beside later ones."""
+    master.epochs = {MASTER: [epoch("a", 1)]}
+    source = BatchReader(SourceOptions.read({"http": master.url, "stream": "orders", "patience": "0"}), COLUMNS)
+    parts = source.partitions()
+    assert sorted(read(source, parts), key=lambda row: (row[2], row[1])) == ALL
+    master.epochs[MASTER] += [epoch("b", 58)]  # an ordinary restart
+    assert sorted(read(source, parts), key=lambda row: (row[2], row[1])) == ALL
+    master.epochs[MASTER][1:] = [epoch("c", 40)]
+    with pytest.raises(StreamError, match=r"master was restored .* while orders was read up to 58: .*; read it again"):
+        read(source, parts)
+    master.epochs[MASTER] = [epoch("x", 1)]
+    with pytest.raises(StreamError, match="emptied or exchanged"):
+        read(source, parts)
+    assert len(read(source, source.partitions())) == len(ALL)
+
+
 def test_declared_fields_become_columns(master: FakeMaster) -> None:
     source = ReplicationDataSource({"http": master.url, "stream": "orders", "fields": "true"})
     assert source.schema() == "stream string, instance string, token long, `a` string, `b` string, `c` string"
@@ -306,6 +323,17 @@ def test_a_restored_writer_ends_a_query(master: FakeMaster) -> None:
                 reader(master).latestOffset(since, limit)
 
 
+def test_a_batch_of_an_earlier_run_is_not_read_from_a_restored_writer(master: FakeMaster) -> None:
+    """Spark reads it before it asks for the next offset; its facts may not exist any more."""
+    master.epochs = {MASTER: [epoch("a", 1)]}
+    end, _ = follow(reader(master), {}, ReadAllAvailable())
+    again = reader(master)
+    assert again.partitions({}, end)
+    master.epochs[MASTER] += [epoch("c", 40)]
+    with pytest.raises(StreamError, match=r"rows above 40 are lost.*begin a new checkpoint"):
+        reader(master).partitions({}, end)
+
+
 def test_a_writer_with_another_history_ends_a_query(master: FakeMaster) -> None:
     master.epochs = {MASTER: [epoch("a", 1)]}
     end, _ = follow(reader(master), {}, ReadAllAvailable())
@@ -347,6 +375,13 @@ def test_a_micro_batch_keeps_its_row_limit_unless_one_fact_is_larger(master: Fak
     assert sorted(found, key=lambda row: (row[2], row[1])) == ALL
 
 
+def test_a_writer_that_is_far_ahead_delays_no_other_writer(master: FakeMaster) -> None:
+    """It may append as fast as micro-batches read."""
+    end, _ = follow(reader(master, maxRowsPerBatch="6"), {}, ReadMaxRows(6))
+    assert end[OTHER] >= OTHERS[0].token
+    assert end[MASTER] >= MINE[0].token
+
+
 def test_spark_may_ask_for_all_rows_although_a_limit_is_set(master: FakeMaster) -> None:
     assert reader(master).getDefaultReadLimit() == ReadAllAvailable()
     assert follow(reader(master, maxRowsPerBatch="1"), {}, ReadAllAvailable())[0] == {MASTER: 58, OTHER: 59}
@@ -363,6 +398,35 @@ def test_a_query_waits_for_an_unavailable_master_until_patience_ends(master: Fak
     master.unavailable = 1
     with pytest.raises(HttpError, match="the database is restarting"):
         source.latestOffset(start, ReadAllAvailable())
+
+
+def test_a_micro_batch_with_a_limit_goes_on_with_smaller_pages_if_answers_are_lost(master: FakeMaster) -> None:
+    """A proxy may cut off long answers each time."""
+    answer = master.answer
+
+    def cut(path: str, authorization: str | None) -> tuple[int, bytes]:
+        status, body = answer(path, authorization)
+        return status, body[:500] if "/updates" in path else body
+
+    master.answer = cut  # type: ignore[method-assign]
+    source = reader(master, maxRowsPerBatch="1000", patience="60")
+    start: dict[str, int] = {}
+    for _ in range(20):
+        if (end := source.latestOffset(start, ReadMaxRows(1000))) != start:
+            break
+    assert end != start
+
+
+def test_patience_ends_if_positions_arrive_and_pages_do_not(master: FakeMaster) -> None:
+    answer = master.answer
+    master.answer = lambda path, authorization: (  # type: ignore[method-assign]
+        (502, b"{}") if "/updates" in path else answer(path, authorization)
+    )
+    source = reader(master, patience="60")
+    assert source.latestOffset({}, ReadMaxRows(5)) == {}
+    source._received -= 61
+    with pytest.raises(HttpError, match="answers 502"):
+        source.latestOffset({}, ReadMaxRows(5))
 
 
 def test_a_query_waits_for_a_stream_that_the_process_does_not_have_yet(master: FakeMaster) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from replication.errors import StreamError
-from replication.spark.histories import HISTORIES, check_histories, make_offset, positions_of
+from replication.spark.histories import HISTORIES, check_histories, check_unchanged, make_offset, positions_of
 from replication.streams.history import Epoch
 from replication.wire.grammar import Token
 
@@ -41,5 +41,25 @@ def test_only_a_query_that_has_read_beyond_a_restore_ends(position: int, raises:
         check_histories("orders", start, {"w": [A, B]})
 
 
+def test_a_query_ends_if_its_writer_has_another_name_now() -> None:
+    """Its rows would be read twice: a table without instance_column belongs to one writer."""
+    start = make_offset({"w": 20}, {}, {"w": [A]})
+    check_histories("orders", start, {"w": [A], "new": [B]})
+    with pytest.raises(StreamError, match=r"w of orders was renamed to new: .* begin a new checkpoint"):
+        check_histories("orders", start, {"new": [A, B]})
+
+
 def test_an_empty_stream_has_nothing_to_lose() -> None:
     check_histories("orders", make_offset({"w": 1}, {}, {"w": [A]}), {"w": [B]})
+
+
+@pytest.mark.parametrize(("upto", "raises"), [(20, False), (30, False), (31, True)])
+def test_only_a_range_with_facts_that_a_restore_has_lost_ends_a_batch(upto: int, raises: bool) -> None:
+    for now in ([A], [A, epoch("b", upto, upto)], ()):
+        check_unchanged("orders", "w", upto, [A], now)
+    check_unchanged("orders", "w", upto, (), [B])
+    if raises:
+        with pytest.raises(StreamError, match="database of w was restored from a backup while orders was read up to"):
+            check_unchanged("orders", "w", upto, [A], [A, B])
+    else:
+        check_unchanged("orders", "w", upto, [A], [A, B])
