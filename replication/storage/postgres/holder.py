@@ -93,11 +93,19 @@ class Holder:
         self._losing = Lock()
 
     def refuse_transaction_pooling(self, connection: psycopg.Connection, address: Address) -> None:
-        """Raise StoreError if a connection pooler gives each transaction another session of the server; check once."""
+        """Raise StoreError if a connection pooler gives each transaction another session of the server.
+
+        It is checked once, and again after ``doubt_pooler``.
+        """
         if not self._keeps_sessions:
             if pools_transactions(connection, address.conninfo):
+                self.server = ""  # every open session is replaced: its locks do not last
                 raise StoreError(f"database {address.name!r}: {POOLED}")
             self._keeps_sessions = True
+
+    def doubt_pooler(self) -> None:
+        """Let the next session check its pooler: a prepared statement is missing, as after a change of its mode."""
+        self._keeps_sessions = False
 
     def lose(self, why: str) -> CommitsLostError:
         """Note that this process must be restarted, and return the error."""

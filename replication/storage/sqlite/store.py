@@ -125,7 +125,11 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
 
     async def find_receipt(self, key: str) -> Sequence[Token] | None:
         """Return the tokens of a receipt; StoreError if a file of the database was exchanged or deleted."""
-        tokens = await super().find_receipt(key)
+        try:
+            tokens = await super().find_receipt(key)
+        except StoreError:
+            await self.check()  # a writer finds that a file was truncated, where a reader finds a disk that fails
+            raise
         if tokens is not None and self._writer is not None:
             writer = self._writer.connection
             await self._read(lambda _: writer.check_places())

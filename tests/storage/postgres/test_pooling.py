@@ -9,12 +9,15 @@ import psycopg
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
+from replication.storage.postgres import holder as holder_module
 from replication.storage.postgres import pooling
 from replication.storage.postgres.address import Address
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.pooling import POOLED, pools_transactions
 from replication.storage.postgres.session import PostgresSession
 from tests.storage.on_postgres import HasDatabase
+
+READS = {"default_transaction_read_only": "on"}
 
 
 class PoolingTests(HasDatabase, SynchronousTestCase):
@@ -69,3 +72,20 @@ class PoolingTests(HasDatabase, SynchronousTestCase):
         self.patch(pooling, "_PATIENCE", 200)
         with self.server.pooler(self.database, "session", sessions=1) as url:
             self.assertEqual(self.make_session(url).run("SELECT 1"), [(1,)])
+
+    def test_a_missing_prepared_statement_lets_sessions_check_the_pooler_again(self) -> None:
+        """A pooler that began to pool by transaction stopped each append, even after its mode was corrected."""
+        holder = Holder()
+        reading, writing = (PostgresSession(Address.parse(self.url), Event(), holder, each) for each in (READS, {}))
+        for session in (reading, writing):
+            self.addCleanup(session.close)
+            self.assertEqual([session.run("SELECT %s::int", [1]) for _ in range(7)], [[(1,)]] * 7)
+        reading.run("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
+        message = str(self.assertRaises(StoreError, reading.run, "SELECT %s::int", [1]))
+        self.assertIn("prepared statement", message)
+        pools = self.patch(holder_module, "pools_transactions", lambda *_: True)
+        for session in (reading, writing):
+            self.assertIn(POOLED, str(self.assertRaises(StoreError, session.run, "SELECT %s::int", [1])))
+        pools.restore()
+        for session in (reading, writing):
+            self.assertEqual(session.run("SELECT %s::int", [1]), [(1,)])

@@ -114,6 +114,15 @@ class FilesTests(UsesStore, SynchronousTestCase):
                 cure = "was truncated: stop this process, delete FILE-wal and FILE-shm, and put a backup in place"
                 self.assertIn(f"database '{self.path}{suffix}' {cure}", refusal, harm)
 
+    def test_a_read_of_a_receipt_names_the_file_that_was_truncated(self) -> None:
+        """An append with a key reads first: it was answered that the disk fails, or with "move this one away"."""
+        for token in range(2, 30):
+            self.commit(write(token, facts(token)))
+        empty(Path(f"{self.path}-wal"))
+        refusal = str(self.assertRaises(StoreError, self.wait, self.store.find_receipt("k")))
+        cure = "was truncated: stop this process, delete FILE-wal and FILE-shm, and put a backup in place"
+        self.assertEqual(f"database '{self.path}-wal' {cure}", refusal)
+
     def test_a_file_whose_wal_was_emptied_keeps_what_a_checkpoint_has_stored(self) -> None:
         """The last connection wrote the hole in the WAL into the database: it was no database any more."""
         self.harmed(empty, "-wal")
