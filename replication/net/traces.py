@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from replication.errors import ConfigError, install_command
 from replication.streams.skips import describe_error
-from replication.urls import Url, hide_secrets
+from replication.urls import Url, hide_secret, hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, StreamName
 
 FLUSH_PATIENCE: Final = 2.0  # seconds at the end of a process, in which the last spans may be sent
+SHORTEST: Final = 4  # characters of a secret: a shorter text is a part of many words
 _OFF: Final[AbstractContextManager[None]] = nullcontext()
 
 tracer: Tracer | None = None  # of this process
@@ -43,21 +46,28 @@ def run(reactor: Any, share: float, instance_name: str, version: str) -> None:
         return
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.util.re import parse_env_headers  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"traces need OpenTelemetry: {install_command('otel')}") from error
 
     def start() -> None:
         global tracer  # noqa: PLW0603 (a process is traced or not, like its log)
-        logging.getLogger(OTLPSpanExporter.__module__).addFilter(hide_endpoint)  # it logs URLs that fail
+        for name in (OTLPSpanExporter.__module__, parse_env_headers.__module__):
+            logging.getLogger(name).addFilter(hide_settings)  # they log URLs that fail, and headers that are wrong
         tracer = Tracer(share, instance_name, version, OTLPSpanExporter())
 
     reactor.callWhenRunning(start)  # its thread would not survive the fork into the background
     reactor.addSystemEventTrigger("after", "shutdown", stop)
 
 
-def hide_endpoint(record: logging.LogRecord) -> bool:
-    """Leave the secrets in the URL of OpenTelemetry's endpoint out of a record; let all records pass."""
+def hide_settings(record: logging.LogRecord) -> bool:
+    """Leave the secrets in OpenTelemetry's headers and in the URL of its endpoint out of a record; let all pass."""
     text = record.getMessage()
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"):
+        for header in os.environ.get(name, "").split(","):
+            value = re.split("[=:]", header, maxsplit=1)[-1].strip()  # a wrong header may have neither
+            for each in [value, unquote(value), *unquote(value).split()]:
+                text = hide_secret(text, each) if len(each) >= SHORTEST else text
     for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
         url = os.environ.get(name, "")
         if query := url.partition("?")[2]:

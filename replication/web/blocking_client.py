@@ -363,5 +363,5 @@ def _read_date(text: str | None) -> float | None:
     """Return the time in the header Date of an answer, in seconds; None if it has none."""
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

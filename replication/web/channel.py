@@ -6,6 +6,9 @@ body, have an end (docs/security.md, Bounds).  A request that arrives in one rea
 Of requests that arrive together, Twisted answers all in one turn of the reactor.  Thousands of them would hold up every
 other connection, and their answers would take memory while the client does not read.  So here one is answered in a
 turn, and the next one waits until the client has read.
+
+Likewise, Twisted takes a fifth of a second for a read with ten thousand chunks of one byte.  So a read with many ends
+of lines is processed in parts, and other connections have their turns between them.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from replication.web.whole_request import WholeRequest
 
 BYTES_PER_SECOND: Final = 1024  # of a body, beyond the time that each has
+MANY_ENDS: Final = 256  # ends of lines, as chunks and headers have them; a read with more is processed in parts
+PART: Final = 1_024  # bytes of such a part: 170 chunks of one byte take about 2.5 ms of CPU time
+REST: Final = 0.001  # seconds until the next part, times the number of other connections with parts
 _IDLE: Final = ""
 _HEADERS: Final = "headers"
 _BODY: Final = "body"
@@ -45,6 +51,9 @@ class Channel(HTTPChannel):
     _timed = _IDLE  # the part that the timer is for
     _timer: IDelayedCall | None = None
     _lines_wait = False  # whether so many lines wait that no more are read
+    _unread = b""  # of a read that is processed in parts
+    _begins_next = False  # whether Twisted begins with the next request
+    _next_part: IDelayedCall | None = None  # until it is called, nothing is read
     _answered: ApiRequest | None = None  # the request after which another one has to wait
 
     def connectionMade(self) -> None:
@@ -59,12 +68,50 @@ class Channel(HTTPChannel):
         """Receive a part of a request; then note what is still missing."""
         if self._part == _IDLE:
             self._part = _HEADERS
-        whole = parse_whole(data) if self._begins_request() else None
-        if whole is None:
+        if self._begins_next:  # with what Twisted has kept of the last read
             super().dataReceived(data)  # type: ignore[no-untyped-call]
             self._watch()
-        else:
+            return
+        if self._next_part is not None:  # one more read, which something has allowed
+            self._unread += data
+            self._networkProducer.pauseProducing()
+            return
+        whole = parse_whole(data) if self._begins_request() else None
+        if whole is not None:
             self._receive(whole)
+        elif data.count(b"\r\n") > MANY_ENDS:
+            self._unread = data
+            self.site.in_parts += 1
+            self._networkProducer.pauseProducing()
+            self._process_part()
+        else:
+            super().dataReceived(data)  # type: ignore[no-untyped-call]
+            self._watch()
+
+    def _process_part(self) -> None:
+        """Process a part of what was read, unless something waits; read on once all of it is processed."""
+        if cast("Any", self.transport).disconnecting:
+            self._end_parts()
+            return
+        waits = self._lines_wait or self._waitingForTransport or self._handlingRequest or self._answered is not None
+        others = self.site.in_parts - 1
+        if waits:
+            self._next_part = self.site.reactor.callLater(REST * max(1, others), self._process_part)
+            return
+        part, self._unread = self._unread[:PART], self._unread[PART:]
+        if self._unread:
+            self._next_part = self.site.reactor.callLater(REST * others, self._process_part)
+        else:
+            self._end_parts()
+            self._networkProducer.resumeProducing()
+        if self._part == _IDLE:
+            self._part = _HEADERS
+        super().dataReceived(part)  # type: ignore[no-untyped-call]
+        self._watch()
+
+    def _end_parts(self) -> None:
+        self._unread, self._next_part = b"", None
+        self.site.in_parts -= 1
 
     def _begins_request(self) -> bool:
         """Return whether what arrives now is the beginning of a request."""
@@ -176,11 +223,17 @@ class Channel(HTTPChannel):
         closing = cast("Any", self.transport).disconnecting
         if request is not None and not (self._waitingForTransport or closing):
             self._answered, self._part = None, _IDLE
+            self._begins_next = self._next_part is not None
             super().requestDone(request)  # type: ignore[no-untyped-call]
+            self._begins_next = False
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """End; count and log a failure of TLS."""
         self._part, self._answered = _IDLE, None
+        if self._next_part is not None:
+            if self._next_part.active():
+                self._next_part.cancel()
+            self._end_parts()
         self.site.unread.end(self)
         self._watch()
         self.site.resource.admission.leave(self.peer_address)

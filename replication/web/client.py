@@ -53,6 +53,7 @@ AGENT: Final = "replication"  # the name that HTTP sends; a report has the versi
 PATIENCE: Final = 30.0  # seconds for an answer to begin, and for each further STRIDE of it
 STRIDE: Final = 2**16  # bytes
 BODY_LIMIT: Final = MAX_ANSWER  # bytes; eight times PAGE_BYTES
+HEAD_LIMIT: Final = 2**16  # bytes of status and headers; the read that passes it, 64 KiB at most, is still parsed
 CONNECT_PATIENCE: Final = 10.0  # seconds
 # Seconds between attempts at the addresses of a host.  Twisted's 0.3 also delays the answer that nothing listens.
 ATTEMPT_DELAY: Final = 0.02
@@ -388,7 +389,41 @@ class _QuietPool(HTTPConnectionPool):
 
     def _connected(self, protocol: Any) -> Any:
         self._handle = getattr(protocol.transport, "getHandle", lambda: None)()
+        _limit_heads(protocol)
         return protocol
+
+
+def _limit_heads(protocol: Any) -> None:
+    """Let a connection of Twisted's Agent abort each answer whose status and headers have no end.
+
+    Twisted keeps all headers, and logs each answer 1xx.
+    """
+    receive, send = protocol.dataReceived, protocol.request
+    size: int | None = None  # of the head so far; None while no head is awaited
+
+    def request(what: object) -> Deferred[Any]:
+        nonlocal size
+        size = 0
+        return cast("Deferred[Any]", send(what)).addBoth(head_ended)
+
+    def head_ended(result: object) -> object:
+        nonlocal size
+        is_endless, size = size is not None and size > HEAD_LIMIT and isinstance(result, Failure), None
+        return (
+            Failure(CatchUpError(f"the headers of the answer have more than {HEAD_LIMIT} bytes"))
+            if is_endless
+            else result
+        )
+
+    def data_received(data: bytes) -> None:
+        nonlocal size
+        if size is not None and size > HEAD_LIMIT:
+            protocol.transport.abortConnection()
+            return
+        size = None if size is None else size + len(data)
+        receive(data)
+
+    protocol.request, protocol.dataReceived = request, data_received
 
 
 class _Body(Protocol):

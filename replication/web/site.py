@@ -178,6 +178,7 @@ class ApiSite(HTTPFactory):
         super().__init__(reactor=reactor)
         self.resource = api
         self.unread = UnreadAnswers(api.answer_unread)
+        self.in_parts = 0  # connections of which a read is processed in parts
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """Return the protocol of a connection; None if it is refused."""

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from twisted.internet.testing import MemoryReactor
 
 from replication.errors import ConfigError
 from replication.net import traces
@@ -159,6 +160,28 @@ class FactsTests(WorkerCase):
 def test_a_failed_export_is_logged_without_the_secrets_of_its_url(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:hunter2/otlp?key=hunter2")
     record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "reason: %s", (text,), None)
-    assert traces.hide_endpoint(record)
+    assert traces.hide_settings(record)
     assert "hunter2" not in record.getMessage()
     assert record.getMessage().startswith("reason: ")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    ["Authorization: Bearer hunter2secret", "a=b,hunter2secret;q", "x=y,key=hunter2secret\nz", "a=é hunter2secret,é"],
+)
+def test_headers_that_are_wrong_are_logged_without_their_secrets(
+    headers: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenTelemetry logs a whole header if it has no value, as with a colon instead of an equals sign."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    reactor = MemoryReactor()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    monkeypatch.setattr(traces, "Tracer", lambda *_: None)
+    traces.run(reactor, 1.0, "master", "1")
+    for start in reactor.whenRunningHooks:
+        start[0]()
+    logging.getLogger(OTLPSpanExporter.__module__).error("the collector answers: %s", headers)
+    assert "Header format invalid" in caplog.text
+    assert "hunter2" not in caplog.text
+    assert "the collector answers: " in caplog.text

@@ -376,3 +376,8 @@ def test_a_position_that_went_back_for_good_is_an_error(master: FakeMaster) -> N
 def test_an_url_that_is_not_one_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="not the URL of an HTTP API: 'h:1'"):
         HttpClient("h:1")
+
+
+@pytest.mark.parametrize("date", ["Mon, 01 Jan 99999999999999999999 00:00:00 GMT", "not a date"])
+def test_a_date_that_is_none_is_left_out(date: str) -> None:
+    assert blocking_client._read_date(date) is None

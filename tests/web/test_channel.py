@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from twisted.web.server import version
 
 from replication.net.admission import Bounds
-from replication.web.channel import Channel
+from replication.web.channel import PART, REST, Channel
 from replication.web.site import ApiSite, make_site
 from tests.doubles import logged, shown_metrics
 from tests.net.test_sending import Socket
@@ -240,6 +240,47 @@ def test_a_client_that_does_not_read_its_answer_is_closed(connection: Connection
     assert not connection.closed
     connection.clock.advance(1)
     assert connection.closed
+
+
+def chunked(body: bytes) -> bytes:
+    """Return a request with a chunk for each byte of its body."""
+    head = header("POST", FACTS, [JSON], 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    assert b"chunked" in head
+    return head + b"".join([b"1\r\n%c\r\n" % byte for byte in body]) + b"0\r\n\r\n"
+
+
+def test_a_read_with_many_chunks_is_processed_in_parts(connection: Connection) -> None:
+    """A read of tiny chunks takes a fifth of a second: with twenty such connections, nothing else was done."""
+    request = chunked(BODY + b" " * 2_000)
+    connection.client.send(request + request)
+    assert connection.site.in_parts == 1
+    turns = 0
+    while connection.site.in_parts:
+        connection.turn()
+        connection.clock.rightNow += REST
+        turns += 1
+        assert turns < 100
+    assert turns >= 2 * len(request) // PART - 1
+    connection.clock.advance(REST)
+    assert connection.codes() == (200, 200)
+    connection.client.send(HEAD + BODY)
+    assert connection.codes() == (200, 200, 200)
+
+
+def test_connections_with_parts_share_the_time(connection: Connection) -> None:
+    other = Client(connection.site)
+    connection.client.send(chunked(BODY + b" " * 2_000))
+    other.send(chunked(BODY + b" " * 2_000))
+    assert connection.site.in_parts == 2
+    connection.clock.advance(0)
+    connection.clock.advance(REST / 2)
+    assert min(each.getTime() for each in connection.clock.calls) > connection.clock.seconds()  # both rest
+    connection.client.protocol.connectionLost(GONE)
+    assert connection.site.in_parts == 1
+    for _ in range(100):
+        connection.clock.advance(REST)
+    assert connection.site.in_parts == 0
+    assert b" 200 " in other.transport.value()
 
 
 def test_a_length_that_python_cannot_read_is_answered(connection: Connection) -> None:

@@ -28,7 +28,15 @@ from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreE
 from replication.storage.contract import facts_gone
 from replication.streams.history import Epoch
 from replication.web import client as module
-from replication.web.client import ATTEMPT_DELAY, CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp, StreamLackingError
+from replication.web.client import (
+    ATTEMPT_DELAY,
+    CONNECT_PATIENCE,
+    HEAD_LIMIT,
+    PATIENCE,
+    STRIDE,
+    HttpCatchUp,
+    StreamLackingError,
+)
 from replication.web.pages import MAX_PAGE_ROWS
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, Token
@@ -422,6 +430,32 @@ class HostileTests(ScriptedTestCase):
             self.network.pumps[0].server.transport.write(whole[begin : begin + STRIDE + 1])
             self.network.settle()
         self.assertEqual(len(self.successResultOf(started).facts), 6)
+
+    def test_headers_without_an_end_are_given_up(self) -> None:
+        """Twisted would keep them all, and log each answer 100."""
+        for endless in (
+            b"X-Pad: " + b"x" * 1_000 + b"\r\n",
+            b" " + b"x" * 1_000 + b"\r\n",
+            b"\r\nHTTP/1.1 100 Continue\r\n",
+        ):
+            self.serve(b"HTTP/1.1 100 Continue\r\nX-Pad: y\r\n")
+            started = self.start()
+            server = self.network.pumps[-1].server
+            for _ in range(HEAD_LIMIT // len(endless) + 2):
+                server.transport.write(endless)
+                self.network.settle()
+            text = str(self.failureResultOf(started, CatchUpError).value)
+            self.assertIn(f"the headers of the answer have more than {HEAD_LIMIT} bytes", text)
+
+    def test_a_long_body_does_not_count_as_headers(self) -> None:
+        for _ in range(2):  # the second over the same connection
+            rows = [[token, "x" * STRIDE] for token in range(3, 9)]
+            whole = reply({"updates": rows, "upto_token": 9, "limited": False})
+            self.serve(whole[:10])
+            started = self.start()
+            self.network.pumps[-1].server.transport.write(whole[10:])
+            self.network.settle()
+            self.assertEqual(len(self.successResultOf(started).facts), 6)
 
     def test_a_body_that_is_too_large_is_given_up(self) -> None:
         self.patch(module, "BODY_LIMIT", 1_000)
