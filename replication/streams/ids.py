@@ -77,7 +77,8 @@ class StreamIds:
             if self.pending.highest > LARGEST - count:
                 raise StoreError(
                     f"too few IDs are left: {self.pending.highest} is used, and the largest is {LARGEST}; "
-                    "delete the row with that ID, and restart this process"
+                    "delete the row with that ID, and restart this process; if the row was published, "
+                    "restore a backup from before it"
                 )
             return cast("list[Token]", self.pending.reserve(count))
         floor = self.pending.expect()
