@@ -523,7 +523,7 @@ def test_a_query_has_every_row_once_despite_restarts_and_an_unavailable_master(
     """Sink and checkpoint are files: what one query has begun, the next one ends."""
 
     def start(**trigger: Any) -> Any:
-        writing = source(spark.readStream, maxRowsPerBatch="9", patience="60").load().writeStream.format("json")
+        writing = source(spark.readStream, maxRowsPerBatch="18", patience="60").load().writeStream.format("json")
         writing = writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(**trigger)
         return writing.start(str(tmp_path / "out"))
 
@@ -542,7 +542,7 @@ def test_a_query_has_every_row_once_despite_restarts_and_an_unavailable_master(
     master.unavailable = 6
     master.reached = {MASTER: 40}
     while len(rows()) < 40 and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.5)  # each look is a query
     query.stop()  # in the midst of something
     master.unavailable = 3
     master.reached = {}
