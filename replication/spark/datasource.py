@@ -183,6 +183,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._planned: dict[str, Any] | None = None  # the last offset, whose histories were compared
         self._received = monotonic()
         self._page_rows = MAX_PAGE_ROWS  # of the next page, also of the next micro-batch
+        self._batches = 0  # micro-batches with a limit
 
     def initialOffset(self) -> Offsets:
         """Return where a new query begins; an invalid option is an error now."""
@@ -251,13 +252,17 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _admit(self, client: HttpClient, start: Offsets, end: Offsets, rows: int) -> Offsets:
         """Return the offsets that ``rows`` rows reach, page by page of each writer; a larger fact comes alone.
 
-        Each writer has the same share, so that none waits until another one has nothing more.  If a page does not
-        arrive, the pages before it are a micro-batch.
+        Each writer has the same share.  A fact that is larger than what is left waits until its writer comes first:
+        each micro-batch begins with the next writer.  If a page does not arrive, the pages before it are a micro-batch.
         """
         name, begun = self._options.stream, self._options.start
         reached = {instance: start.get(instance, begun) for instance in end}
         left = rows
         waiting = [instance for instance in end if reached[instance] < end[instance]]
+        if waiting:
+            turn = self._batches % len(waiting)
+            waiting = [*waiting[turn:], *waiting[:turn]]
+        self._batches += 1
         share = max(rows // max(len(waiting), 1), 1)
         while waiting and left > 0:
             instance = waiting.pop(0)

@@ -382,6 +382,24 @@ def test_a_writer_that_is_far_ahead_delays_no_other_writer(master: FakeMaster) -
     assert end[MASTER] >= MINE[0].token
 
 
+def test_a_large_fact_does_not_wait_until_another_writer_has_nothing_more(master: FakeMaster) -> None:
+    master.histories[OTHER] = [fact(3, *[["x"]] * 9)]
+    source = reader(master, maxRowsPerBatch="10")
+    end: dict[str, int] = {}
+    for _ in range(2):
+        end = source.latestOffset(end, ReadMaxRows(10))
+    assert end[OTHER] == 3
+    assert end[MASTER] < 58
+
+
+def test_a_limit_of_one_row_reaches_every_writer(master: FakeMaster) -> None:
+    source = reader(master, maxRowsPerBatch="1")
+    end: dict[str, int] = {}
+    for _ in range(2):
+        end = source.latestOffset(end, ReadMaxRows(1))
+    assert all(end[each] > 1 for each in (MASTER, OTHER))
+
+
 def test_spark_may_ask_for_all_rows_although_a_limit_is_set(master: FakeMaster) -> None:
     assert reader(master).getDefaultReadLimit() == ReadAllAvailable()
     assert follow(reader(master, maxRowsPerBatch="1"), {}, ReadAllAvailable())[0] == {MASTER: 58, OTHER: 59}
