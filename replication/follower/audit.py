@@ -260,14 +260,15 @@ class Audit:
         complete: dict[InstanceName, Token] = {}
         positions = stored.get(name, {})
         in_database = positions if self._source.stores_positions(name) else await self._newest_of(name)
-        # IDs above were rolled back, or are open.  After a restore, Synapse gives them again.
-        last = max(in_database.values(), default=None)
+        # IDs above last_in_database were rolled back, or are open.  A restored Synapse may give them again.
+        last_in_database = max(in_database.values(), default=None)
         for writer, cursor in [*follower.cursors.items()]:
             if not cursor.confirmed:
                 continue
             if follower.checked.get(writer, Token(0)) > cursor.position:  # it went back
                 follower.checked[writer] = cursor.position
-            upto = min(cursor.position, positions.get(writer, cursor.position if last is None else last))
+            end = cursor.position if last_in_database is None else last_in_database
+            upto = min(cursor.position, positions.get(writer, end))
             reached = in_database.get(writer, Token(0))
             missing: Collection[Token] = ()
             state = self._source.state(name, writer, upto)

@@ -75,7 +75,7 @@ async def find_restored(
         }
         if not source.stores_positions(follower.name):  # old rows are deleted: only a lower newest row counts
             if lower:
-                found[follower] = dict.fromkeys(current, end)  # none has a row above
+                found[follower] = dict.fromkeys(current, end)  # no writer has a row above end
                 if not _can_repeat(follower):
                     found[follower].update(lower)
             continue

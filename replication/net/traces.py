@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, StreamName
 
 FLUSH_PATIENCE: Final = 2.0  # seconds at the end of a process, in which the last spans may be sent
-SHORTEST: Final = 4  # characters of a secret: a shorter text is a part of many words
+SHORTEST_SECRET: Final = 4  # characters of a secret: a shorter text is a part of many words
 _OFF: Final[AbstractContextManager[None]] = nullcontext()
 
 tracer: Tracer | None = None  # of this process
@@ -67,7 +67,7 @@ def hide_settings(record: logging.LogRecord) -> bool:
         for header in os.environ.get(name, "").split(","):
             value = re.split("[=:]", header, maxsplit=1)[-1].strip()  # a wrong header may have neither
             for each in [value, unquote(value), *unquote(value).split()]:
-                text = hide_secret(text, each) if len(each) >= SHORTEST else text
+                text = hide_secret(text, each) if len(each) >= SHORTEST_SECRET else text
     for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
         url = os.environ.get(name, "")
         if query := url.partition("?")[2]:

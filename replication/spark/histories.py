@@ -73,6 +73,6 @@ def check_unchanged(stream: str, writer: str, upto: int, planned: History, now: 
     if common is None or common < upto:
         what = "was restored from a backup" if common is not None else "was emptied or exchanged"
         raise StreamError(
-            f"the database of {writer} {what} while {stream} was read up to {upto}: the batch would have rows that "
-            "are lost; read it again"
+            f"the database of {writer} {what} while {stream} was read up to {upto}: the batch has rows that "
+            "are lost now: start the batch again"
         )

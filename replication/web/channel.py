@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BYTES_PER_SECOND: Final = 1024  # of a body, beyond the time that each has
 MANY_ENDS: Final = 256  # ends of lines, as chunks and headers have them; a read with more is processed in parts
 PART: Final = 1_024  # bytes of such a part: 170 chunks of one byte take about 2.5 ms of CPU time
-REST: Final = 0.001  # seconds until the next part, times the number of other connections with parts
+PAUSE: Final = 0.001  # seconds until the next part, times the number of other connections with parts
 _IDLE: Final = ""
 _HEADERS: Final = "headers"
 _BODY: Final = "body"
@@ -52,7 +52,7 @@ class Channel(HTTPChannel):
     _timer: IDelayedCall | None = None
     _lines_wait = False  # whether so many lines wait that no more are read
     _unread = b""  # of a read that is processed in parts
-    _begins_next = False  # whether Twisted begins with the next request
+    _starts_next_request = False  # whether Twisted begins with the next request
     _next_part: IDelayedCall | None = None  # until it is called, nothing is read
     _answered: ApiRequest | None = None  # the request after which another one has to wait
 
@@ -68,7 +68,7 @@ class Channel(HTTPChannel):
         """Receive a part of a request; then note what is still missing."""
         if self._part == _IDLE:
             self._part = _HEADERS
-        if self._begins_next:  # with what Twisted has kept of the last read
+        if self._starts_next_request:  # with what Twisted has kept of the last read
             super().dataReceived(data)  # type: ignore[no-untyped-call]
             self._watch()
             return
@@ -96,11 +96,11 @@ class Channel(HTTPChannel):
         waits = self._lines_wait or self._waitingForTransport or self._handlingRequest or self._answered is not None
         others = self.site.in_parts - 1
         if waits:
-            self._next_part = self.site.reactor.callLater(REST * max(1, others), self._process_part)
+            self._next_part = self.site.reactor.callLater(PAUSE * max(1, others), self._process_part)
             return
         part, self._unread = self._unread[:PART], self._unread[PART:]
         if self._unread:
-            self._next_part = self.site.reactor.callLater(REST * others, self._process_part)
+            self._next_part = self.site.reactor.callLater(PAUSE * others, self._process_part)
         else:
             self._end_parts()
             self._networkProducer.resumeProducing()
@@ -223,9 +223,9 @@ class Channel(HTTPChannel):
         closing = cast("Any", self.transport).disconnecting
         if request is not None and not (self._waitingForTransport or closing):
             self._answered, self._part = None, _IDLE
-            self._begins_next = self._next_part is not None
+            self._starts_next_request = self._next_part is not None
             super().requestDone(request)  # type: ignore[no-untyped-call]
-            self._begins_next = False
+            self._starts_next_request = False
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """End; count and log a failure of TLS."""

@@ -410,7 +410,9 @@ def _limit_heads(protocol: Any) -> None:
         nonlocal size
         is_endless, size = size is not None and size > HEAD_LIMIT and isinstance(result, Failure), None
         return (
-            Failure(CatchUpError(f"the headers of the answer have more than {HEAD_LIMIT} bytes"))
+            Failure(
+                CatchUpError(f"the answer has more than {HEAD_LIMIT} bytes of headers: is this the HTTP of a writer?")
+            )
             if is_endless
             else result
         )

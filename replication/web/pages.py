@@ -39,7 +39,7 @@ _FRAME: Final = 100  # bytes of a page beside its rows
 
 _token_of = itemgetter(0)
 _ODD = re.compile(r"[\s\x7f\\]")  # what canonical JSON does not have, or not everywhere
-# msgspec refuses lone surrogates.  Characters for private use stand for them while it reads a page that has none.
+# msgspec refuses lone surrogates.  In a page without characters for private use, these stand for them while it reads.
 _SURROGATE = re.compile(rb"\\ud([89a-f])")
 _PRIVATE = re.compile(rb"\\u[eE][0-7]|\\uD|\\ud[A-F]")
 _AS_PRIVATE = re.compile(r"\\ue([0-7])")

@@ -180,10 +180,13 @@ class ExternalWriters:
         ours = self._instance_name
         found = await self._store.positions(definition.name)
         stored = (await self._store.stored_positions()).get(definition.name, {})
-        former = stored.keys() if definition.writers else stored.keys() & {NO_WRITER}  # else rows have an empty name
+        former = (
+            stored.keys() if definition.writers else stored.keys() & {NO_WRITER}
+        )  # with a position, a former writer
         others = sorted(found.keys() - {ours, *definition.writers, *former})
         if others and definition.instance_column is not None:
-            rows = f"rows of {', '.join(map(repr, others))}, which {ours!r} does not publish"
+            names = ", ".join(repr(each) if each else "'' (an empty name)" for each in others)
+            rows = f"rows of {names}, which {ours!r} does not publish"
             cure = f"insert them again as {ours!r}, with new IDs, because followers have passed these"
             cure = f"{cure}; or list in writers the names of all processes, and run each: the rows of a process that "
             cure = f"{cure}has written the stream, and has ended, are then published, too"

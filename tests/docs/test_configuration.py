@@ -38,8 +38,8 @@ LIMITS = {
     "`manifest.json` or `histories.json` of a segments folder": "MAX_INDEX",
     "bytes of one answer that a worker, a command or the Spark source reads; a fact of a "
     "[mapped table](operations.md#mapped-tables), or an old one, may be larger": "MAX_ANSWER",
-    "bytes of the status and the headers of one answer that a worker reads; what is read at once, 64 KiB at most, "
-    "is not cut": "HEAD_LIMIT",
+    "bytes of the status and the headers of one answer that a worker reads; checked after each read of at most "
+    "64 KiB, so almost 128 KiB may pass": "HEAD_LIMIT",
     "answers that wait for clients of HTTP to read them, all together": "MOST_UNREAD",
     "facts of one connection that have begun and are not complete": "MAX_INCOMPLETE",
     "positions on one connection, of different streams and writers": "MAX_WRITERS",

@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from twisted.web.server import version
 
 from replication.net.admission import Bounds
-from replication.web.channel import PART, REST, Channel
+from replication.web.channel import PART, PAUSE, Channel
 from replication.web.site import ApiSite, make_site
 from tests.doubles import logged, shown_metrics
 from tests.net.test_sending import Socket
@@ -257,11 +257,11 @@ def test_a_read_with_many_chunks_is_processed_in_parts(connection: Connection) -
     turns = 0
     while connection.site.in_parts:
         connection.turn()
-        connection.clock.rightNow += REST
+        connection.clock.rightNow += PAUSE
         turns += 1
         assert turns < 100
     assert turns >= 2 * len(request) // PART - 1
-    connection.clock.advance(REST)
+    connection.clock.advance(PAUSE)
     assert connection.codes() == (200, 200)
     connection.client.send(HEAD + BODY)
     assert connection.codes() == (200, 200, 200)
@@ -273,12 +273,12 @@ def test_connections_with_parts_share_the_time(connection: Connection) -> None:
     other.send(chunked(BODY + b" " * 2_000))
     assert connection.site.in_parts == 2
     connection.clock.advance(0)
-    connection.clock.advance(REST / 2)
+    connection.clock.advance(PAUSE / 2)
     assert min(each.getTime() for each in connection.clock.calls) > connection.clock.seconds()  # both rest
     connection.client.protocol.connectionLost(GONE)
     assert connection.site.in_parts == 1
     for _ in range(100):
-        connection.clock.advance(REST)
+        connection.clock.advance(PAUSE)
     assert connection.site.in_parts == 0
     assert b" 200 " in other.transport.value()
 

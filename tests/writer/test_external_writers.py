@@ -608,7 +608,7 @@ class StatusTests(ExternalCase):
         self.store.other_positions = {ME: Token(9), NO_WRITER: Token(7)}
         with logged() as messages:
             now(self.master.start())
-        self.assertIn("its table has rows of '', which 'master' does not publish", messages[0])
+        self.assertIn("its table has rows of '' (an empty name), which 'master' does not publish", messages[0])
 
     def test_without_rows_of_an_unknown_writer_or_a_column_for_its_name_no_warning_is_logged(self) -> None:
         others = {ME: Token(9), InstanceName("import"): Token(7)}

@@ -116,9 +116,9 @@ _TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")
 # Errors because of default_transaction_read_only and statement_timeout.  A session keeps their values from its start,
 # so a new session is opened after such an error: the server may have other values by then.
 _OF_SETTINGS: Final = ("25006", "57014")
-# A prepared statement is missing, exists already, or is another one.  A pooler pools by transaction now, or did so
-# meanwhile.  A new session checks the pooler, and prepares its own statements.
-_OF_PREPARED: Final = ("26000", "42P05", "08P01")
+# The prepared statement of this session is missing, or a statement of another session has its name.  A pooler pools by
+# transaction now, or did so meanwhile.  A new session checks the pooler, and prepares its own statements.
+_STATEMENT_ERRORS: Final = ("26000", "42P05", "08P01")
 _TEMPORARY_WORDS: Final = (*_READY_SOON, "too many", "remaining connection slots", "shutting down")
 
 
@@ -507,7 +507,7 @@ class PostgresSession:
             yield
         except psycopg.Error as error:
             lost = self._connection is None or self._connection.closed or _is_fatal(error)
-            doubted = not lost and error.sqlstate in _OF_PREPARED
+            doubted = not lost and error.sqlstate in _STATEMENT_ERRORS
             if doubted:
                 self.holder.doubt_pooler()
             if lost or ((doubted or error.sqlstate in _OF_SETTINGS) and not self._begun):

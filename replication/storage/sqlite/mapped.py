@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
 
 _GIVEN: Final = "SELECT seq FROM sqlite_sequence WHERE name = ?"
-_COUNTS: Final = re.compile(r"\bAUTOINCREMENT\b", re.IGNORECASE)
+_AUTOINCREMENT: Final = re.compile(r"\bAUTOINCREMENT\b", re.IGNORECASE)
 _COMMENT: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _KEY: Final = 'SELECT lower(name), upper(type), "notnull" FROM pragma_table_info(?) WHERE pk'
 _ROWID: Final = frozenset(("rowid", "oid", "_rowid_"))
@@ -74,7 +74,7 @@ class MappedTable(MappedRows[SqliteSession]):
         first = session.run(f"SELECT {column} FROM {table} ORDER BY {column} LIMIT 1")  # NULL comes first
         null = f"SELECT 1 FROM {table} AS source WHERE {column} IS NULL{where} LIMIT 1"
         if first == [(None,)] and session.run(null):
-            return [warning % ("has rows without an ID", f"set one, and {cure}")]
+            return [warning % ("has rows without an ID", f"give each row an ID, and {cure}")]
         match session.run(_KEY, (self.definition.table,)):
             case [(key, kind, 0)] if kind != "INTEGER" and key == self.definition.id_column.lower():
                 what = (
@@ -92,7 +92,7 @@ class MappedTable(MappedRows[SqliteSession]):
         ids = {self.definition.id_column.lower()}
         for name, sql in session.run(made, (self.definition.table,)):
             keys = {key for key, *_ in session.run(_KEY, (name,))}
-            counts = _COUNTS.search(_COMMENT.sub("", sql)) is not None
+            counts = _AUTOINCREMENT.search(_COMMENT.sub("", sql)) is not None
             if counts and (ids <= keys or ids <= _ROWID):  # else it counts another column of the application
                 used = 1 if self.definition.negative else self._published(session)
                 self._counter, self._least = name, Token(used)

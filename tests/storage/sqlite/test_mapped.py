@@ -142,7 +142,10 @@ class MappedTests(UsesStore, SynchronousTestCase):
         )
         self.assertIn(what, before)
         self.assertEqual(before, excluded)
-        self.assertIn("table 'trap' has rows without an ID, which no follower receives: set one, and declare id", found)
+        self.assertIn(
+            "table 'trap' has rows without an ID, which no follower receives: give each row an ID, and declare id",
+            found,
+        )
 
     def test_a_key_that_is_never_null_causes_no_warning(self) -> None:
         self.sql("CREATE TABLE keyed (id BIGINT NOT NULL PRIMARY KEY, name, size)")
