@@ -15,6 +15,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from replication.errors import CommitsLostError, PositionMovedError, StreamError, is_temporary
+from replication.storage.tables.skipped_facts import forget_skips, lost_skips
+from replication.storage.transactions import run_transaction
 from replication.streams.skips import FailedFact, SkippedFact, SkipState, describe_error
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -81,8 +83,17 @@ class FailingFacts:
 
     # ---- what was requested
 
-    async def load(self, store: IStreamStore, follower: InstanceName) -> None:
-        """Read what was requested while this process did not run."""
+    async def load(self, store: IStreamStore, follower: InstanceName, positions: Mapping[InstanceName, Token]) -> None:
+        """Read what was requested while this process did not run; forget what is above the stored positions."""
+        if lost := await store.read(lambda database: lost_skips(database, follower, self.stream, positions)):
+            await run_transaction(store, lambda database: forget_skips(database, follower, self.stream, lost))
+            for writer, token in lost.items():
+                self.log.warn(
+                    "what was skipped of {stream} by {writer} above {token} is forgotten: a restore has undone it",
+                    stream=self.stream,
+                    writer=writer,
+                    token=token,
+                )
         await self.count(store, follower)
         found = await store.skipped_facts(follower, self.stream, states=_REQUESTS, limit=MAX_REQUESTS)
         self._skips = {each.key for each in found if each.state is SkipState.SKIP_REQUESTED}

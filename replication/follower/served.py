@@ -225,8 +225,9 @@ class ServedStreams:
         return [each.endpoint if each.error is None else f"{each.endpoint} ({each.error})" for each in missing]
 
     def absent_writers(self) -> Sequence[str]:
-        """Return a sentence for each writer that is not where the configuration places it."""
-        return self._followed.absent.faults()
+        """Return a sentence for each writer that is not where the configuration places it, or cannot be followed."""
+        unopened = [each for each in self._followed if each.error is not None and not each.cursors]
+        return [*self._followed.absent.faults(), *(f"cannot follow {each.name}: {each.error}" for each in unopened)]
 
     def failed_tasks(self) -> Sequence[str]:
         """Return the names of tasks that have ended with an error, also of the part that writes."""

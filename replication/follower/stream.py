@@ -288,8 +288,8 @@ class StreamFollower:
         if self.mode is FollowMode.POSITION_ONLY:
             return {}
         if self.mode is FollowMode.APPLIED:
-            await self.application.failing.load(self._store, self._instance_name)
             positions = dict(await self._store.applied_positions(self.name, self._instance_name))
+            await self.application.failing.load(self._store, self._instance_name, positions)
             if positions and self.histories is not None:
                 self.histories.resume(await self._store.applied_counts(self.name, self._instance_name), positions)
             return positions

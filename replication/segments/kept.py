@@ -26,7 +26,8 @@ def check_kept(database: Database, part: StreamRange) -> None:
         if each.after < upto:
             raise StoreError(
                 f"facts of {part.definition.name} by {each.instance} up to {upto} are gone from {database.url!r}, and "
-                f"the segments would begin after {each.after}: write to a new folder, with --from {upto}"
+                f"the segments would begin after {each.after}: write to a new folder, with "
+                f"--stream {part.definition.name} --from {upto}"
             )
 
 

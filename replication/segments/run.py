@@ -290,7 +290,7 @@ def _writer_range(
     if end is not None and end > position:
         raise StoreError(
             f"the position of {instance} in {stream} is {position}, but segments reach {end}: if that database was "
-            f"restored, what is above {position} in {request.out} never happened: write to a new folder"
+            f"restored, {request.out} has facts above {position} that are lost: write to a new folder"
         )
     if end is not None and request.after > end:
         raise ConfigError(f"--from {request.after}: the segments of {stream} by {instance} end at {end}: that is a gap")

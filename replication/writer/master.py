@@ -31,7 +31,7 @@ from replication.writer.known_followers import KnownFollowers
 from replication.writer.positions import Positions
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER, Publisher
 from replication.writer.reservation import OpenTransactions
-from replication.writer.retention import Retentions
+from replication.writer.retention import Retentions, forget_lost_marks
 from replication.writer.served import WrittenStreams
 from replication.writer.stream import StreamWriter
 from replication.writer.subscribers import Subscribers
@@ -290,6 +290,7 @@ class Master:
                     await publisher.find_first_facts()
             await self._external.begin(self._streams.values())
             forgetful = {each.name for each in self.registry if each.may_forget}
+            await forget_lost_marks(self.store, self.instance_name, forgetful)
             await begin_epochs(self.store, self.instance_name, self._epoch_starts(own_places), forgetful)
             await self._positions.start()
         except Exception as error:  # noqa: BLE001 (every caller of start() receives it)

@@ -7,6 +7,7 @@ that is killed goes on where it was.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -17,12 +18,14 @@ from twisted.logger import Logger
 from replication.errors import ReplicationError
 from replication.logs import TroubleLog
 from replication.net.clock import steady_seconds
+from replication.storage.tables.kept_facts import forget_marks, marked_streams
+from replication.storage.transactions import run_transaction
 from replication.streams.interfaces import FactSlice
 from replication.streams.retention import KEEP_ALL, KeptSlices, Retention
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
 
     from replication.deferreds import Lifetime
     from replication.streams.interfaces import IStreamStore
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from replication.writer.stream import StreamWriter
 
 Needed: TypeAlias = "Mapping[str, Token]"  # names for messages, and up to where each has the facts
+log: Final = Logger()
 INTERVAL: Final = 10.0  # seconds between two rounds
 SLICE_ROWS: Final = 2_000  # that one transaction deletes; appends may wait for it for some milliseconds
 SMALL_LIMIT: Final = (
@@ -40,6 +44,32 @@ SMALL_LIMIT: Final = (
 )
 SHARES: Final = 100  # a fact is deleted at most one share of the age after it is due
 TIME_INTERVAL: Final = 600.0  # seconds between two writes of the running time: a crash loses as much at most
+
+
+async def forget_lost_marks(store: IStreamStore, writer: InstanceName, streams: Container[StreamName]) -> None:
+    """Forget what a retention has deleted and counted in a history that a restore has undone.
+
+    ``pg_restore`` keeps a table that is not in the dump: the marks and slices may be from after the backup.  A mark
+    with facts of ``writer`` at or below it is wrong: they are deleted in the transaction that stores the mark.
+    ``streams`` are those of which only the retention deletes facts.
+    """
+    for stream in sorted(await store.read(lambda database: marked_streams(database, writer))):
+        if stream not in streams:
+            continue
+        position = (await store.positions(stream)).get(writer, Token(1))
+        gone = (await store.gone(stream)).get(writer, Token(0))
+        slices = await store.slices(stream, writer)
+        is_wrong = gone > 0 and (await store.measure(stream, writer, after=Token(0), upto=gone, limit=1)).rows > 0
+        keep = Token(0) if is_wrong else min(gone, position)
+        if keep < gone or any(each.upto > position for each in slices):
+            await run_transaction(store, partial(forget_marks, stream=stream, writer=writer, keep_upto=keep))
+            log.warn(
+                "{stream}: a restore has undone what the retention of {writer} had deleted and counted, up to {upto}: "
+                "that is forgotten",
+                stream=stream,
+                writer=writer,
+                upto=max([gone, *(each.upto for each in slices)]),
+            )
 
 
 @attrs.define(eq=False, repr=False)

@@ -633,7 +633,10 @@ class FailingFactsTests(SynchronousTestCase):
                 asked.append(which)
                 return []
 
-        now(self.failing.load(cast("Any", Store()), InstanceName("worker1")))
+            async def read(self, _: object) -> dict[InstanceName, Token]:
+                return {}
+
+        now(self.failing.load(cast("Any", Store()), InstanceName("worker1"), {}))
         self.assertEqual((asked, self.failing.counts), ([("worker1", ORDERS)] * 2, {MASTER: 2}))
 
     def test_attempts_are_counted_while_the_same_fact_fails_alone(self) -> None:

@@ -187,6 +187,7 @@ class OpeningTests(WorkerCase):
             waiting = begin(self.worker.wait_for("orders", "master", 2, timeout=0.1))
             self.net.run(0.2)
         self.assertEqual(messages, ["cannot follow orders: locked"])
+        self.assertEqual(self.worker.served.absent_writers(), messages)
         self.assertIn("it cannot be followed: locked", str(error_of(waiting)))
         del self.store.errors["declare"]
         self.net.run(1.0)
@@ -195,6 +196,7 @@ class OpeningTests(WorkerCase):
         self.send(writer, position(2, 2))
         self.net.run(1.0)
         self.assertEqual(contents(self.store), {"orders": {2: ("[]",)}})
+        self.assertEqual(self.worker.served.absent_writers(), [])
 
     def page_of(self, rows: dict[int, str], upto: int) -> FakeWriter:
         updates = ",".join(f"[{token},{row}]" for token, row in rows.items())

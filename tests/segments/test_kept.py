@@ -52,7 +52,7 @@ def forget(database: str, upto: int) -> None:
 
 def test_a_replay_that_would_lack_deleted_facts_is_refused_with_the_cure(database: str, tmp_path: Path) -> None:
     forget(database, 50)
-    with pytest.raises(StoreError, match=r"facts of \S+ by \S+ up to 50 are gone .*, with --from 50"):
+    with pytest.raises(StoreError, match=r"facts of \S+ by \S+ up to 50 are gone .*, with --stream \S+ --from 50"):
         run_in_process(request(database, tmp_path))
     assert [*run_in_process(request(database, tmp_path, instances=[OTHER]))]
     run_in_process(request(database, tmp_path, out="new", after=50))
@@ -67,7 +67,7 @@ def test_segments_that_have_what_was_deleted_are_extended(database: str, tmp_pat
     later = write_database(tmp_path / "later.db", {MASTER: MASTERS_FACTS})
     run_in_process(request(later, tmp_path, out="short", upto=100))
     forget(later, 150)
-    with pytest.raises(StoreError, match=r"begin after 100: write to a new folder, with --from 150"):
+    with pytest.raises(StoreError, match=r"begin after 100: write to a new folder, with --stream \S+ --from 150"):
         run_in_process(request(later, tmp_path, out="short"))
 
 

@@ -45,6 +45,9 @@ PUT: Final = (
     "WHERE excluded.stream_id > gone_facts.stream_id"
 )
 LOWER: Final = "UPDATE gone_facts SET stream_id = ? WHERE stream_name = ? AND instance_name = ? AND stream_id > ?"
+MARKED: Final = "SELECT stream_name FROM gone_facts WHERE instance_name = ?"
+SLICED: Final = "SELECT DISTINCT stream_name FROM fact_slices WHERE instance_name = ?"
+DELETE_ALL_SLICES: Final = "DELETE FROM fact_slices WHERE stream_name = ? AND instance_name = ?"
 SLICES: Final = (
     "SELECT stream_id, fact_rows, fact_bytes, seconds FROM fact_slices WHERE stream_name = ? AND instance_name = ? "
     "ORDER BY stream_id"
@@ -66,6 +69,24 @@ def get_gone(database: ISqlExecutor, stream: StreamName) -> dict[InstanceName, T
         return {}
     found = database.execute(_sql(database, OF), (stream,))
     return {InstanceName(writer): Token(upto) for writer, upto in found}
+
+
+def marked_streams(database: ISqlExecutor, writer: InstanceName) -> set[StreamName]:
+    """Return the streams with a mark, or with slices, of a writer."""
+    found: set[StreamName] = set()
+    for exists, sql in ((EXISTS, MARKED), (SLICES_EXIST, SLICED)):
+        if _exists(database, exists):
+            found.update(StreamName(name) for (name,) in database.execute(_sql(database, sql), (writer,)))
+    return found
+
+
+def forget_marks(database: ISqlExecutor, stream: StreamName, writer: InstanceName, *, keep_upto: Token) -> None:
+    """Lower a mark to ``keep_upto``, where 0 deletes it, and delete the slices."""
+    if _exists(database, EXISTS):
+        database.execute(_sql(database, LOWER), (keep_upto, stream, writer, keep_upto))
+        database.execute("DELETE FROM gone_facts WHERE stream_id = 0")
+    if _exists(database, SLICES_EXIST):
+        database.execute(_sql(database, DELETE_ALL_SLICES), (stream, writer))
 
 
 def put_gone(database: ISqlExecutor, stream: StreamName, writer: InstanceName, upto: Token, version: int) -> None:

@@ -48,6 +48,12 @@ UNDO: Final = (
     "DELETE FROM skipped_facts WHERE follower_name = ? AND stream_name = ? AND instance_name = ? AND stream_id > ?"
 )
 
+NEWEST: Final = (
+    "SELECT instance_name, max(stream_id) FROM skipped_facts "
+    "WHERE follower_name = ? AND stream_name = ? AND state <> ? GROUP BY instance_name"
+)
+FORGET: Final = f"{UNDO} AND state <> ?"
+
 
 def get_skipped(
     database: ISqlExecutor,
@@ -93,6 +99,33 @@ def count_skipped(database: ISqlExecutor, follower: str, stream: StreamName) -> 
     states = [each.value for each in LEFT_OUT]
     found = database.execute(_sql(database, COUNT), (_follower(database, follower), stream, *states))
     return {InstanceName(writer): count for writer, count in found}
+
+
+def lost_skips(
+    database: ISqlExecutor, follower: str, stream: StreamName, positions: Mapping[InstanceName, Token]
+) -> dict[InstanceName, Token]:
+    """Return the writers with skipped facts above the follower's position, and that position.
+
+    A restore has undone them: a fact is skipped in the transaction that moves the position past it.  ``pg_restore``
+    keeps a table that is not in the dump.
+    """
+    if not database.execute(EXISTS[database.dialect]):
+        return {}
+    which = (_follower(database, follower), stream, SkipState.SKIP_REQUESTED.value)
+    newest = {InstanceName(writer): token for writer, token in database.execute(_sql(database, NEWEST), which)}
+    return {
+        writer: positions.get(writer, Token(0))
+        for writer, token in newest.items()
+        if token > positions.get(writer, Token(0))
+    }
+
+
+def forget_skips(
+    database: ISqlExecutor, follower: str, stream: StreamName, above: Mapping[InstanceName, Token]
+) -> None:
+    """Delete what ``lost_skips`` has found."""
+    name, requested = _follower(database, follower), SkipState.SKIP_REQUESTED.value
+    database.executemany(_sql(database, FORGET), [(name, stream, *each, requested) for each in above.items()])
 
 
 def store_skipped(database: ISqlExecutor, write: Write, now: float) -> None:

@@ -17,6 +17,8 @@ from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import FactSlice, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer.retention import forget_lost_marks
+from tests.doubles import logged
 from tests.storage.on_postgres import HasDatabase
 from tests.storage.pump import Pump
 
@@ -60,6 +62,44 @@ class KeptFactsCase(SynchronousTestCase):
         return self.pump.wait(
             self.store.read(lambda database: database.execute("SELECT version FROM replication_schema"))
         )
+
+    def forget_lost_marks(self, *streams: StreamName) -> list[str]:
+        with logged() as messages:
+            self.pump.wait(forget_lost_marks(self.store, MASTER, streams))
+        return messages
+
+    def put_back(self) -> None:
+        """Store the deleted facts again, as ``pg_restore`` does with a table of the dump."""
+        for token in (2, 3):
+            self.execute(f"INSERT INTO stream_orders VALUES ({token}, 0, 'master', '[]')")
+
+    def test_a_mark_from_after_a_restored_backup_is_forgotten(self) -> None:
+        """``pg_restore --clean`` keeps the tables that are not in the dump."""
+        self.pump.wait(self.store.store_slice(ORDERS, MASTER, FactSlice(Token(9), 3, 9, 1.0)))
+        self.pump.wait(self.store.forget_facts(ORDERS, MASTER, Token(3)))
+        self.put_back()
+        self.assertEqual(self.forget_lost_marks(), [])  # rows of an application come and go
+        with self.assertRaises(FactsGoneError):
+            self.tokens(self.store)
+        (message,) = self.forget_lost_marks(ORDERS)
+        self.assertIn("orders: a restore has undone what the retention of master had deleted and counted", message)
+        self.assertEqual(self.tokens(self.store), [2, 3, 5])
+        self.assertEqual(self.pump.wait(self.store.slices(ORDERS, MASTER)), [])
+        self.assertEqual(self.forget_lost_marks(ORDERS), [])
+
+    def test_a_mark_above_the_position_is_lowered(self) -> None:
+        """A truncated table has no rows, and its facts up to the position are gone."""
+        self.execute("DELETE FROM stream_orders")
+        self.pump.wait(self.store.forget_facts(ORDERS, MASTER, Token(9), delete=False))
+        self.assertEqual(len(self.forget_lost_marks(ORDERS)), 1)
+        self.assertEqual(self.pump.wait(self.store.gone(ORDERS)), {MASTER: 5})
+
+    def test_marks_and_slices_of_a_retention_stay_at_a_start(self) -> None:
+        self.pump.wait(self.store.store_slice(ORDERS, MASTER, FactSlice(Token(5), 1, 3, 1.0)))
+        self.pump.wait(self.store.forget_facts(ORDERS, MASTER, Token(3)))
+        self.assertEqual(self.forget_lost_marks(ORDERS), [])
+        self.assertEqual(self.pump.wait(self.store.gone(ORDERS)), {MASTER: 3})
+        self.assertEqual(len(self.pump.wait(self.store.slices(ORDERS, MASTER))), 1)
 
     def test_a_reader_that_was_there_before_the_first_deletion_finds_out(self) -> None:
         reader = self.open(read_only=True)
