@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import StreamError
-from replication.streams.history import Epoch, common_position
+from replication.streams.history import Epoch, read_position
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
         theirs, position = histories.get(name, ()), start.get(name, 0)
         if not theirs:
             continue
-        common = common_position([Epoch(*each) for each in epochs], theirs, Token(position))
+        common = read_position([Epoch(*each) for each in epochs], theirs, Token(position))
         if common is None and position > 1:
             raise StreamError(
                 f"the history of {stream} at {name} is not the one that this query has read up to {position}: was the "
@@ -69,7 +69,7 @@ def check_unchanged(stream: str, writer: str, upto: int, planned: History, now: 
     """Raise StreamError if facts up to ``upto`` are not of the history that was there when a batch began."""
     if not planned or not now:
         return
-    common = common_position(planned, now, Token(upto))
+    common = read_position(planned, now, Token(upto))
     if common is None or common < upto:
         what = "was restored from a backup" if common is not None else "was emptied or exchanged"
         raise StreamError(

@@ -8,11 +8,12 @@ that it has followed, and compares them with the writer's before it trusts a pos
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from replication.wire.grammar import Token  # noqa: TC001 (msgspec reads the annotations)
+from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,26 @@ def raise_epoch(history: History, epoch: Epoch, position: Token) -> History:
     return [*kept, epoch][-MAX_EPOCHS:]
 
 
+def raised_name(position: Token) -> str:
+    """Return the name of an epoch in which the position of a former writer is raised from ``position``."""
+    return f"{RAISED}{position}-{secrets.token_hex(4)}.{secrets.token_hex(4)}"
+
+
+def read_position(ours: History, theirs: History, position: Token) -> Token | None:
+    """Return the ``common_position`` of a reader that counts no facts, as a query of Spark.
+
+    Without an epoch of ``raise_epoch``, a reader has no position above the one that was raised there, unless facts are
+    lost.
+    """
+    common = common_position(ours, theirs, position)
+    if common is None:
+        return None
+    names = {epoch.name for epoch in ours}
+    place = max(place for place, epoch in enumerate(theirs, 1) if epoch.name in names)
+    lost = [each.settled for each in theirs[place:] if (former := _raised_from(each)) is not None and former < position]
+    return min([common, *lost])
+
+
 def common_position(ours: History, theirs: History, position: Token) -> Token | None:
     """Return up to where a follower at ``position`` has the writer's facts; None if the histories share no epoch.
 
@@ -105,6 +126,11 @@ def certain_position(ours: History, theirs: History, position: Token) -> Token |
     common = common_position(ours, theirs, position)
     since = None if common is None else doubted_since(ours, theirs, common)
     return common if since is None else since
+
+
+def _raised_from(epoch: Epoch) -> Token | None:
+    position, dash, _ = epoch.name.removeprefix(RAISED).partition("-")
+    return Token(int(position)) if epoch.name.startswith(RAISED) and dash and position.isdecimal() else None
 
 
 def _state(epoch: Epoch) -> str:

@@ -15,7 +15,6 @@ when it is connected again.  So this process takes over its name before it publi
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Final
 
 from twisted.logger import Logger, LogLevel
@@ -24,7 +23,7 @@ from replication.errors import PositionMovedError, StoreError
 from replication.logs import TroubleLog
 from replication.session.encoder import encode_new_epoch, encode_position, encode_withdrawn
 from replication.streams.definitions import CACHES, StreamDefinition
-from replication.streams.history import RAISED, Epoch, raise_epoch
+from replication.streams.history import Epoch, raise_epoch, raised_name
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
@@ -290,7 +289,7 @@ class FormerWriters:
             begins = epoch is None or not history or history[-1].name != epoch.name
             if epoch is None or begins:
                 settled = min(position, before or INITIAL_POSITION)
-                epoch = Epoch(f"{RAISED}{secrets.token_hex(4)}.{secrets.token_hex(4)}", settled, position)
+                epoch = Epoch(raised_name(max(position, before)), settled, position)
             epoch = epoch._replace(start=upto)
             write = Write(name, writer, upto, expected=before)
             try:
@@ -301,6 +300,6 @@ class FormerWriters:
             if writer not in self.of(name):
                 continue  # it is back, and its position is withdrawn
             self._positions[name] = {**self.of(name), writer: upto}
-            self._broadcast.publish(name, encode_position(name, writer, position, upto))
-            if begins:  # a relay that stays connected must have it, for followers that connect there later
+            if begins:  # followers, also relays, store it before they move their position
                 self._broadcast.publish(name, encode_new_epoch(name, writer))
+            self._broadcast.publish(name, encode_position(name, writer, position, upto))

@@ -156,6 +156,7 @@ class Positions:
         A writer that the last poll did not find allocates only IDs above this writer's position before that poll.
         """
         positions = self.of_writers(writer)
+        positions |= self._never_run(writer, positions)
         if not writer.shared:
             return token_of(positions)
         before = self._reached.get(writer.definition.name, Token(0))
@@ -178,7 +179,7 @@ class Positions:
         found = {**others, **own}
         for name, position in self.of_former(writer).items():
             found[name] = max(position, found.get(name, position))
-        return found
+        return found | self._never_run(writer, found)
 
     def _own(self, writer: StreamWriter) -> dict[InstanceName, Token]:
         return {self._instance_name: writer.published} if writer.outgoing.publishes else {}
@@ -188,6 +189,11 @@ class Positions:
     ) -> dict[InstanceName, Token]:
         found = stored.get(writer.definition.name, {})
         return {name: found[name] for name in found if name not in (self._instance_name, NO_WRITER)}
+
+    def _never_run(self, writer: StreamWriter, found: Collection[InstanceName]) -> dict[InstanceName, Token]:
+        """Return 0 for each writer of tables without a position: other programs may have inserted rows in its name."""
+        names = writer.definition.in_tables and writer.definition.names_writers and writer.shared
+        return {each: Token(0) for each in writer.definition.writers if each not in found} if names else {}
 
     async def _follow_others(self) -> None:
         """Note the positions of other writers: an idle stream moves its own there, so that no follower waits for it.

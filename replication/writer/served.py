@@ -206,7 +206,8 @@ class WrittenStreams:
         if retention is not None and retention.held:
             notes.append(retention.held)
         ours = WriterStatus(self.instance_name, ids.settled, writer.published, word, error, gone=gone)
-        former, found = self._positions.of_former(writer), self._positions.of_writers(writer)
+        # Not ``of_former``: above the stored position there is no epoch, by which a reader knows that it was raised.
+        former, found = self._positions.former.of(name), self._positions.of_writers(writer)
         found |= {instance: position for instance, position in former.items() if instance not in found}
         others = [
             WriterStatus(instance, position, position, state="former" if instance in former else "elsewhere")

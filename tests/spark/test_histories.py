@@ -8,7 +8,7 @@ import pytest
 
 from replication.errors import StreamError
 from replication.spark.histories import HISTORIES, check_histories, check_unchanged, make_offset, positions_of
-from replication.streams.history import Epoch
+from replication.streams.history import Epoch, raised_name
 from replication.wire.grammar import Token
 
 
@@ -39,6 +39,19 @@ def test_only_a_query_that_has_read_beyond_a_restore_ends(position: int, raises:
             check_histories("orders", start, {"w": [A, B]})
     else:
         check_histories("orders", start, {"w": [A, B]})
+
+
+def test_a_query_ends_if_a_former_writer_lost_facts_and_another_process_has_raised_its_position() -> None:
+    """The raised position is above the query's, and the process is another one: only the epoch shows the loss."""
+    start = make_offset({"w": 21}, {}, {"w": [A]})
+    kept, lost = epoch(raised_name(Token(21)), 20, 50), epoch(raised_name(Token(20)), 20, 50)
+    check_histories("orders", start, {"w": [A, kept], "new": [B]})
+    check_histories("orders", make_offset({"w": 50}, start, {"w": [A, lost]}), {"w": [A, lost]})
+    check_unchanged("orders", "w", 21, [A], [A, kept])
+    with pytest.raises(StreamError, match=r"w of orders was restored from a backup: its rows above 20 are lost"):
+        check_histories("orders", start, {"w": [A, lost], "new": [B]})
+    with pytest.raises(StreamError, match="database of w was restored from a backup while orders was read up to 21"):
+        check_unchanged("orders", "w", 21, [A], [A, lost])
 
 
 def test_a_query_ends_if_its_writer_has_another_name_now() -> None:

@@ -20,7 +20,9 @@ from replication.streams.history import (
     encode_history,
     last_name,
     raise_epoch,
+    raised_name,
     read_history,
+    read_position,
 )
 from replication.wire.grammar import Token
 
@@ -82,6 +84,19 @@ def test_a_position_was_raised_before_a_restore_and_is_raised_beyond_it_afterwar
     assert common(started, restored, 41) == 31
     complete = raise_epoch([A], epoch("raised-c.y", 131, settled=41), Token(41))
     assert common(followed, complete, 52) == 52  # the backup may have all of its facts: they are counted
+
+
+@pytest.mark.parametrize(("position", "expected"), [(20, 20), (21, 21), (22, 20), (50, 20)])
+def test_a_reader_without_the_epoch_has_no_position_above_the_one_that_was_raised(position: int, expected: int) -> None:
+    """The writer had a fact at 21, above its stored position.  After a restore to there, all later facts are lost."""
+    raised = raise_epoch([A], epoch(raised_name(Token(21)), 50, settled=20), Token(21))
+    again = begin_epoch(raise_epoch(raised, epoch(raised_name(Token(50)), 60, settled=50), Token(50)), C)
+    for theirs in (raised, again):
+        assert read_position([A], theirs, Token(position)) == expected
+        assert read_position(raised, theirs, Token(position)) == position
+    assert read_position([B], raised, Token(position)) is None
+    old = raise_epoch([A], epoch("raised-1a2b3c4d.x", 50, settled=20), Token(21))
+    assert read_position([A], old, Token(position)) == position
 
 
 def test_an_epoch_in_which_a_position_was_raised_stays() -> None:

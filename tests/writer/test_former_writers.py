@@ -84,7 +84,7 @@ class FormerWritersTests(SharedCase):
         self.net.pump([1.0] * 6)
         self.assertEqual(
             self.new_lines(wire),
-            ["POSITION notes removed 9 12", "PING history notes removed", "POSITION notes later 12 12"],
+            ["PING history notes removed", "POSITION notes removed 9 12", "POSITION notes later 12 12"],
         )
 
         self.store.close_gate("positions")
@@ -119,7 +119,7 @@ class FormerWritersTests(SharedCase):
         self.net.advance(1.0)
         self.assertEqual(self.new_lines(wire), [], "it is stored before it is sent")
         self.store.open_gate("raise position")
-        self.assertEqual(self.new_lines(wire), ["POSITION notes former 4 5", "PING history notes former"])
+        self.assertEqual(self.new_lines(wire), ["PING history notes former", "POSITION notes former 4 5"])
         self.assertEqual(append(), ["POSITION notes former 5 6"])
         self.assertEqual(now(master.served.since("notes", "0", 10))[1], "6")
         self.shared.others_write("notes", "former", 7)  # another process moves it
@@ -157,7 +157,7 @@ class FormerWritersTests(SharedCase):
         begun = epochs()
         name = begun[-1][0]
         self.assertEqual(begun, [first, (name, 4, 5)])
-        self.assertRegex(name, r"raised-[0-9a-f]{8}\.[0-9a-f]{8}")
+        self.assertRegex(name, r"raised-4-[0-9a-f]{8}\.[0-9a-f]{8}")
         self.assertEqual(epochs(), [first, (name, 4, 6)])
         other = Epoch("raised-other.b", Token(4), Token(6))
         now(self.store.store_histories(former, {definition.name: [first, other]}))
@@ -458,7 +458,7 @@ class FormerWritersTests(SharedCase):
         self.net.pump([1.0] * ENDED_AFTER)
         self.assertEqual([line for line in self.new_lines(wire) if "removed" in line], [])
         self.net.pump([1.0] * 2)
-        lines = ["POSITION notes removed 4 5", "PING history notes removed"]
+        lines = ["PING history notes removed", "POSITION notes removed 4 5"]
         self.assertEqual([line for line in self.new_lines(wire) if "removed" in line], lines)
         stopped = begin(master.stop())
         wire.read()
@@ -511,7 +511,7 @@ class FormerWritersTests(SharedCase):
         del self.store.errors["take over removed"]
         with logged(LogLevel.info) as messages:
             self.net.pump([1.0] * 2 * ENDED_AFTER)
-        lines = ["POSITION notes removed 7 7", "POSITION notes removed 7 9", "PING history notes removed"]
+        lines = ["POSITION notes removed 7 7", "PING history notes removed", "POSITION notes removed 7 9"]
         self.assertEqual(self.new_lines(wire), lines)
         self.assertEqual(len(messages), 1)
 

@@ -95,6 +95,23 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         stored = self.pump.wait(self.a.store.stored_positions())[StreamName("orders")]
         self.assertEqual(stored, {InstanceName("a"): 6, InstanceName("b"): 6})
 
+    def test_no_token_passes_rows_of_a_writer_that_has_never_run(self) -> None:
+        """Other programs insert rows in its name, also before its first start: a program that polled missed them."""
+        self.sql("CREATE TABLE visits (id bigserial PRIMARY KEY, who text, page text)")
+        self.sql("INSERT INTO visits (who, page) VALUES ('b', 'early'), ('a', 'first')")
+        shared: dict[str, Any] = {"table": "visits", "id_column": "id", "instance_column": "who", "row": ["page"]}
+        mapped = StreamDefinition("visits", writers=["a", "b"], **shared)
+        one, two = (self.make_master(each, streams=[mapped]) for each in "ab")
+        self.pump.wait(one.start())
+        until(lambda: self.pump.wait(one._positions.poll()) or one.stream("visits").published == 2, "a is at 2")
+        page, text = self.pump.wait(one.served.since("visits", "0", 10))
+        self.assertEqual([(each.token, each.writer) for each in page.written], [(2, A)])
+        self.assertEqual((text.split("~")[0], one.token("visits").stream), ("m0", 0))
+        self.pump.wait(two.start())
+        until(lambda: self.pump.wait(two._positions.poll()) or two.stream("visits").published == 2, "b is at 2")
+        page, text = self.pump.wait(one.served.since("visits", text, 10))
+        self.assertEqual(([(each.token, each.writer) for each in page.written], text), ([(1, B)], "2"))
+
     def test_protocol_f6_a_token_of_one_master_is_valid_at_the_other(self) -> None:
         one, two = self.start(self.a), self.start(self.b)
         self.pump.wait(one.append([["a2"], ["a3"]]))

@@ -61,7 +61,8 @@ class MappedTable(MappedRows[SqliteSession]):
             if "source.rowid" in str(why):
                 why = "it is WITHOUT ROWID, and that orders the rows of one ID"
             raise SchemaError(f"stream {name!r} cannot be mapped onto table {table!r}: {why}") from error
-        warnings = [*self._find_null_ids(session), *(self._use_up_ids(session) if may_create else [])]
+        ids = [*self._find_null_ids(session), *self._find_moving_ids(session)]
+        warnings = [*ids, *(self._use_up_ids(session) if may_create else [])]
         if any(step.startswith("SCAN") for *_, step in plan):
             return [*warnings, self.missing_index(self._query)]
         return [*warnings, *self._seek_writers(session)]
@@ -82,6 +83,16 @@ class MappedTable(MappedRows[SqliteSession]):
                 )
                 return [warning % (what, f"{cure}, or NOT NULL")]
         return []
+
+    def _find_moving_ids(self, session: SqliteSession) -> list[str]:
+        """Return a warning if the ID is a rowid that no column declares: VACUUM numbers such rows anew."""
+        table, column = self.definition.table, self.definition.id_column
+        declared = session.run("SELECT 1 FROM pragma_table_info(?) WHERE lower(name) = ?", (table, column.lower()))
+        if declared or [kind for _, kind, _ in session.run(_KEY, (table,))] == ["INTEGER"]:
+            return []
+        what = f"stream {self.definition.name!r}: no column of table {table!r} declares the ID {column}"
+        cure = "add a column INTEGER PRIMARY KEY AUTOINCREMENT, and give it as id_column"
+        return [f"{what}, so VACUUM may change it, and new rows get IDs that were published: {cure}"]
 
     def _use_up_ids(self, session: SqliteSession) -> list[str]:
         """Let the next ID be above every published one, and at least 2; returns a warning if rows were deleted.

@@ -147,6 +147,18 @@ class MappedTests(UsesStore, SynchronousTestCase):
             found,
         )
 
+    def test_an_id_that_vacuum_changes_is_reported(self) -> None:
+        """Rows after a VACUUM got IDs that were published, and no follower received them."""
+        self.sql("CREATE TABLE moving (name, size)")
+        self.sql("CREATE TABLE declared (pk INTEGER PRIMARY KEY, name, size)")
+        self.sql("CREATE TABLE named (pk INTEGER PRIMARY KEY, oid INTEGER NOT NULL UNIQUE, name, size)")
+        self.map_events(table="declared", id_column="_rowid_")
+        self.map_events(table="named", id_column="OID")
+        self.assertEqual(self.store.warnings, [])
+        self.map_events(table="moving", id_column="rowid")
+        (warning,) = self.store.warnings
+        self.assertIn("no column of table 'moving' declares the ID rowid, so VACUUM may change it", warning)
+
     def test_a_key_that_is_never_null_causes_no_warning(self) -> None:
         self.sql("CREATE TABLE keyed (id BIGINT NOT NULL PRIMARY KEY, name, size)")
         self.map_events(table="keyed")
