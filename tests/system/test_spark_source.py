@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "open sesame"
-ROWS = 20  # that a running query has to write before the next thing happens to it
+ROWS = 10  # that a running query has to write before the next thing happens to it
 
 QUERY = """
 import sys
 from replication.replay import ReplicationDataSource, open_session
 
-with open_session("local[2]") as spark:
+with open_session("local[1]") as spark:
     spark.dataSource.register(ReplicationDataSource)
     stream = spark.readStream.format("replication").option("http", sys.argv[1]).option("secretFile", "secret")
     stream = stream.option("stream", "visits").option("maxRowsPerBatch", 100).load()
     written = stream.writeStream.format("json").option("path", "sink").option("checkpointLocation", "checkpoint")
-    written.trigger(processingTime="2 seconds").start().awaitTermination()
+    written.trigger(processingTime="5 seconds").start().awaitTermination()
 """
 
 FACTS = [

@@ -16,6 +16,8 @@ from tests.transcripts.recordings import RECORDINGS, read_recording
 if TYPE_CHECKING:
     from replication.session.connection import Received
 
+SINGLE = 100_000  # bytes of a recording that are read one by one; the rest is read at once
+
 
 def encode_again(sender: ReplicationConnection, received: list[Received]) -> bytes:
     commands: list[Command] = []
@@ -32,7 +34,7 @@ def reads_of(data: bytes, cut: str) -> list[bytes]:
     if cut == "whole":
         return [data]
     if cut == "1 byte":
-        return [data[at : at + 1] for at in range(len(data))]
+        return [*(data[at : at + 1] for at in range(min(len(data), SINGLE))), data[SINGLE:]]
     chance = random.Random(cut)  # the same cuts each time
     places = sorted(chance.choices(range(len(data)), k=max(3, len(data) // 700)))
     return [data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True)]
