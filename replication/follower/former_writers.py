@@ -71,7 +71,7 @@ class _Searched:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class FormerWriters:
-    """Finds the former writers of each stream, once on each connection to Redis, and follows them.
+    """Finds the former writers of each stream, on each connection to Redis and once a writer is removed.
 
     A former writer gets a position as if that connection had sent it.  So its facts are fetched, and a relay announces
     it.  Its position is raised with those of the others.  Otherwise linear order would wait for it, and applied tokens
@@ -94,6 +94,8 @@ class FormerWriters:
     _looked: dict[StreamName, _Connection] = attrs.field(init=False, factory=dict)  # where it was last searched
     found: dict[StreamName, _Tokens] = attrs.field(init=False, factory=dict)  # with the first position of each
     _searched: dict[StreamName, _Searched] = attrs.field(init=False, factory=dict)  # since the start of this process
+    # Those whose position was stored at a look on this connection: without one, they were removed since.
+    _had_position: dict[StreamName, set[InstanceName]] = attrs.field(init=False, factory=dict)
     _troubles: dict[str, TroubleLog] = attrs.field(
         init=False, factory=lambda: defaultdict(lambda: TroubleLog(FormerWriters.log, LogLevel.warn))
     )
@@ -109,17 +111,21 @@ class FormerWriters:
     async def look(
         self, followers: Iterable[StreamFollower], stored: Mapping[StreamName, Mapping[InstanceName, Token]]
     ) -> None:
-        """Search where that was not done on this connection; ``stored`` are the positions in the database."""
+        """Search where that was not done on this connection, or a writer was removed since, and follow what is found.
+
+        ``stored`` are the positions in the database.
+        """
         connection = self._connection()
         if connection is None:
             return
         suspects: dict[StreamFollower, _Tokens] = {}
         for follower in [each for each in followers if each.cursors and self._concerns(each)]:
-            name = follower.name
-            if self._looked.get(name) == connection:
-                self._raise_positions(connection, follower, stored.get(name, {}))
+            name, positions = follower.name, stored.get(follower.name, {})
+            if self._looked.get(name) == connection and self._had_position[name] <= positions.keys():
+                self._had_position[name].update(positions)
+                self._raise_positions(connection, follower, positions)
                 await self._tried(name, self._store(follower, self._searched[name]))
-            elif (found := await self._tried(name, self._search(follower, stored.get(name, {})))) is not None:
+            elif (found := await self._tried(name, self._search(follower, positions))) is not None:
                 suspects[follower] = found
         if any(suspects.values()):  # a new writer may have sent no position yet, and have stored none
             await self._lifetime.sleep(LOOK_AGAIN)
@@ -129,8 +135,12 @@ class FormerWriters:
             stored = again
         for follower, found in suspects.items():
             if connection == self._connection():
-                self._looked[follower.name] = connection
-                self._follow(connection, follower, self._former(follower, stored.get(follower.name, {}), found))
+                name, positions = follower.name, stored.get(follower.name, {})
+                former = self._former(follower, positions, found)
+                before = self._had_position[name] if self._looked.get(name) == connection else set()
+                self._had_position[name] = {*positions, *before} - former.keys()
+                self._looked[name] = connection
+                self._follow(connection, follower, former)
 
     # ---- inside
 
@@ -158,11 +168,17 @@ class FormerWriters:
             searched.upto = last
         known = {**dict.fromkeys(positions, Token(0)), **searched.writers}
         found = {writer: max(end, token, positions.get(writer, end)) for writer, token in known.items()}
-        return self._former(follower, stored, found)
+        former = self._former(follower, stored, found)
+        if self._looked.get(name) != self._connection():
+            return former
+        may_be_restored = {writer for writer in self._had_position[name] & former.keys() if former[writer] > last}
+        return {writer: token for writer, token in former.items() if writer not in may_be_restored}
 
     def _former(self, follower: StreamFollower, stored: Mapping[InstanceName, Token], found: _Tokens) -> _Tokens:
-        """Return those without a stored position of which no connection has sent a position."""
+        """Return those without a stored position, unless a process that was not removed since has sent one."""
         linked = {writer for writer, cursor in follower.cursors.items() if cursor.linked}
+        if self._looked.get(follower.name) == self._connection():
+            linked -= {*self._had_position[follower.name], *self.found[follower.name]}
         return {writer: token for writer, token in found.items() if writer not in stored and writer not in linked}
 
     def _follow(self, connection: _Connection, follower: StreamFollower, found: _Tokens) -> None:

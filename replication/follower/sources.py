@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from replication.errors import StoreError
+from replication.follower.ended_transactions import EndedTransactions, read_transactions
 from replication.net.endpoints import is_redis
 from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
@@ -64,6 +65,7 @@ class DatabaseCatchUp:
         self._new_store = partial(open_store, url, reactor, read_only=True, foreign=bool(self._mapped))
         self._store: IStreamStore = self._new_store()
         self._declared: set[StreamName] = set()
+        self._ended: dict[StreamName, EndedTransactions] = {}  # of streams without stored positions
         self._opened = False
         self._rests = dialect == "sqlite" and not self.foreign
         self._reactor = reactor
@@ -122,9 +124,12 @@ class DatabaseCatchUp:
         """Return None: nothing in the database changes with the facts that it has."""
         return None
 
-    def settled(self, _stream: StreamName, _writer: InstanceName) -> Token:
-        """Return the largest token: the audit itself knows when a range need not be compared again."""
-        return MAX_TOKEN
+    def settled(self, stream: StreamName, _writer: InstanceName) -> Token:
+        """Return the largest token: the audit itself knows when a range need not be compared again.
+
+        Without stored positions, return the token up to which no ID was open when ``newest`` was read.
+        """
+        return self._ended[stream].upto if stream in self._ended else MAX_TOKEN
 
     async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return the positions that the other program has stored, of each stream in ``foreign`` that has any.
@@ -145,7 +150,14 @@ class DatabaseCatchUp:
     async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token in the tables of a stream; below it, IDs may be open."""
         await self._declare(stream)
-        return await self._store.positions(stream)
+        newest = await self._store.positions(stream)
+        last, ended = max(newest.values(), default=Token(0)), self._ended.get(stream, EndedTransactions())
+        if not self.stores_positions(stream) and ended.needs_look(last):
+            transactions = await self._store.read(read_transactions)
+            if transactions is not None:
+                ended.look(last, *transactions)
+                self._ended[stream] = ended
+        return newest
 
     async def last_row(self, stream: StreamName) -> Token:
         """Return the largest token in the tables of a stream, of all writers; 0 if there is none."""

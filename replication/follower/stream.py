@@ -445,7 +445,7 @@ class StreamFollower:
             return
         if isinstance(step, Reset):
             await self.known.undo(transaction, writer, step.to)
-            self.checked[writer] = min(step.to, self.checked.get(writer, step.to))
+            self.checked[writer] = min(step.to, self.checked.get(writer, Token(0)))
         elif step.facts:
             floor = Token(0) if self.audited else min({**self.all_positions(), writer: step.upto}.values())
             await self.known.note(transaction, writer, step.facts, floor)

@@ -62,6 +62,7 @@ class FakeDatabase:
         self.errors: list[StoreError] = []
         self.behind = False  # as a standby may be
         self.standby, self.keeps = False, True
+        self.ended = MAX_TOKEN  # no transaction has an open ID up to here
         self.former: set[InstanceName] = set()
 
     def restore(self, upto: int) -> None:
@@ -91,7 +92,7 @@ class FakeDatabase:
         return None
 
     def settled(self, stream: StreamName, writer: InstanceName) -> Token:
-        return MAX_TOKEN
+        return self.ended
 
     async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         self.asked["newest"] += 1
@@ -315,6 +316,23 @@ class HoleTests(AuditCase):
             self.assertEqual(
                 messages, ["2 facts of orders by one did not arrive, and are fetched from the database: 3, 4"]
             )
+
+    def test_an_id_that_is_open_for_long_below_facts_that_arrived_is_applied_once_it_is_committed(self) -> None:
+        """As in ``caches``: a Synapse sends rows above an open ID, and then all of them again."""
+        for mode in (FollowMode.APPLIED, FollowMode.COPIED):
+            followed = self.follow(FakeDatabase("orders", stores_positions=False), mode=mode)
+            followed.database.ended = Token(2)
+            followed.at(ONE, 1)
+            followed.database.write(ONE, 2, 4, 5)
+            followed.send(ONE, 2, 4, 5)
+            for _ in range(3):
+                followed.check()
+            followed.database.write(ONE, 3)
+            followed.send(ONE, 3, 4, 5)
+            followed.database.ended = Token(5)
+            with logged():
+                followed.check()
+            self.assertEqual(sorted(followed.applied()), [2, 3, 4, 5])
 
     def test_a_kill_neither_loses_it_nor_repeats_it(self) -> None:
         for mode in (FollowMode.APPLIED, FollowMode.COPIED):

@@ -72,6 +72,19 @@ class RestoreTests(AuditCase):
                 followed.check()
             self.assertEqual(sorted(followed.applied()[len(before) :]), [6, 7])
 
+    def test_what_redis_lost_below_the_restore_is_found_if_it_was_not_compared_before(self) -> None:
+        for mode in BOTH:
+            followed = self.follow(mode=mode)
+            followed.at(ONE, 1)
+            followed.database.write(ONE, *range(2, 11))
+            followed.send(ONE, 2, *range(4, 11))
+            followed.database.restore(5)
+            with logged() as messages:
+                followed.check()
+                followed.check()
+            self.assertIn(WENT_BACK, messages)
+            self.assertIn(3, followed.applied())
+
     def test_a_copy_deletes_what_is_lost(self) -> None:
         followed = self.begin(mode=FollowMode.COPIED)
         followed.database.restore(5)

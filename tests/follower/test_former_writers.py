@@ -270,6 +270,47 @@ class SearchTests(FormerCase):
         self.followed.check()
         self.assertEqual((sorted(self.followed.applied()), self.followed.known()), ([2, 3, 4, 7, 9], True))
 
+    def remove(self) -> FormerFollowed:
+        """Follow both writers, and a third one that has stored nothing; then one is removed, while Redis stays."""
+        self.database.positions[OLD] = Token(7)
+        self.followed.at(ONE, 9)
+        self.followed.at(OLD, 7)
+        self.followed.at(OTHER, 9)
+        self.followed.check()
+        del self.database.positions[OLD]
+        return self.followed
+
+    def test_what_redis_lost_of_a_writer_that_was_removed_then_is_fetched(self) -> None:
+        followed = self.remove()
+        self.database.written[Token(8)] = OLD
+        with logged(LogLevel.info) as lines:
+            followed.check()
+            followed.check()
+        self.assertEqual(lines, ["orders: old write no more; their facts are those of the database"])
+        self.assertEqual((sorted(followed.applied()), followed.known()), ([2, 3, 4, 7, 8, 9], True))
+        self.database.write(ONE, 12)
+        self.database.write(OTHER, 13)
+        followed.check()
+        self.assertEqual((followed.place(OLD), self.followed.place(ONE), self.followed.place(OTHER)), (13, 12, 13))
+        del self.database.positions[OTHER]
+        followed.check()
+        self.assertEqual({*self.followed.former.found[self.database.stream]}, {OLD, OTHER})
+        self.database.write(OLD, 14)  # it comes back
+        followed.send(OLD, 14)
+        followed.check()
+        self.assertEqual({*self.followed.former.found[self.database.stream]}, {OTHER})
+        self.assertEqual(followed.applied()[-1], 14)
+
+    def test_a_writer_that_a_restored_database_never_had_goes_back_with_the_others(self) -> None:
+        followed = self.remove()
+        self.database.restore(5)
+        del self.database.positions[OLD]
+        with logged() as lines:
+            followed.check()
+            followed.check()
+        self.assertIn("old went back from 7 to 4 on orders: was its database restored? Following from there", lines)
+        self.assertEqual(followed.applied(), [2, 3, 4])
+
     def test_tables_that_do_not_name_their_writers_are_left_alone(self) -> None:
         self.patch(self.database, "names_writers", lambda _: False)
         self.followed.at(ONE, 9)
@@ -295,6 +336,19 @@ class FunctionTests(FormerCase):
         followed.at(ONE, 9)
         followed.check()
         self.assertEqual(sorted(followed.applied()), [2, 3, 4, 7, 9])
+        self.database.write(ONE, 12)
+        followed.send(ONE, 12)
+        followed.check()
+        self.assertEqual(followed.applied()[-1], 12)
+
+    def test_linear_order_does_not_wait_for_a_writer_that_was_removed_on_this_connection(self) -> None:
+        self.database.positions[OLD] = Token(7)
+        followed = FormerFollowed(f"sqlite:///{self.mktemp()}", self.database, linear=True)
+        self.addCleanup(followed.stop)
+        followed.at(ONE, 9)
+        followed.at(OLD, 9)
+        followed.check()
+        del self.database.positions[OLD]
         self.database.write(ONE, 12)
         followed.send(ONE, 12)
         followed.check()
