@@ -163,6 +163,7 @@ class FormerWriters:
             self._searched[name] = _Searched(begin, begin, {})
         searched = self._searched[name]
         searched.upto, searched.noted = min(searched.upto, last), min(searched.noted, last)  # it may be restored
+        searched.writers = {writer: min(token, last) for writer, token in searched.writers.items()}
         if searched.upto < last:
             searched.writers.update(await self._source.writers(name, after=searched.upto, upto=last))
             searched.upto = last

@@ -311,6 +311,22 @@ class SearchTests(FormerCase):
         self.assertIn("old went back from 7 to 4 on orders: was its database restored? Following from there", lines)
         self.assertEqual(followed.applied(), [2, 3, 4])
 
+    def test_a_former_writer_that_a_restored_synapse_removes_again_is_followed_again(self) -> None:
+        followed = self.remove()
+        followed.check()
+        self.database.write(ONE, 12)
+        followed.at(ONE, 12)
+        followed.check()
+        with logged(LogLevel.info) as lines:
+            self.database.restore(5)  # the backup has its position
+            followed.check()
+            del self.database.positions[OLD]
+            followed.check()
+        self.assertIn("orders: old write no more; their facts are those of the database", lines)
+        self.database.write(ONE, 6)
+        followed.check()
+        self.assertEqual(followed.place(OLD), 6)
+
     def test_tables_that_do_not_name_their_writers_are_left_alone(self) -> None:
         self.patch(self.database, "names_writers", lambda _: False)
         self.followed.at(ONE, 9)
