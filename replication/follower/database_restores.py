@@ -88,7 +88,9 @@ async def find_restored(
             end = max(end, await source.last_row(follower.name))
         gone = end < each.applied and (lower or await _are_applied(source, follower, end, each.applied))
         if gone or end < compared:
-            found[follower] = dict.fromkeys(current, end)
+            # An ID may have been open at the backup.  The stored position of its writer is below it.
+            settled = min([end, *lower.values()]) if _can_repeat(follower) else end
+            found[follower] = dict.fromkeys(current, settled)
         elif lower:  # other writers have passed what is lost
             found[follower] = dict.fromkeys(current, min(lower.values())) if _can_repeat(follower) else lower
     return found

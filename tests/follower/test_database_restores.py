@@ -121,6 +121,28 @@ class RestoreTests(AuditCase):
         followed.send(ONE, 7)
         self.assertEqual(followed.applied(), [2, 3, 4, 5, 6, 7])
 
+    def test_an_id_below_the_end_of_the_backup_was_open_then(self) -> None:
+        """Its writer's stored position is below it; the backup has a larger ID of another writer."""
+        for mode in BOTH:
+            followed = self.follow(mode=mode)
+            followed.at(ONE, 1)
+            followed.at(TWO, 1)
+            for writer, tokens in ((ONE, (2, 3)), (TWO, (4,)), (ONE, (5,)), (TWO, (6,))):
+                followed.database.write(writer, *tokens)
+                followed.send(writer, *tokens)
+            followed.check()
+            followed.check()
+            followed.database.restore(4)
+            del followed.database.written[Token(3)]
+            followed.database.positions[ONE] = Token(2)
+            with logged() as messages:
+                for _ in range(3):
+                    followed.check()
+            end = 2 if mode is FollowMode.COPIED else 4
+            self.assertIn(f"one was received up to 5, and is followed again from {end}", messages[0])
+            if mode is FollowMode.COPIED:
+                self.assertEqual(followed.applied(), [2, 4])
+
     def test_other_writers_have_passed_the_lost_facts_already(self) -> None:
         """A function without ``on_reset`` receives no fact twice."""
         followed = self.begin()
