@@ -8,7 +8,6 @@ that it has followed, and compares them with the writer's before it trusts a pos
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -64,9 +63,9 @@ def raise_epoch(history: History, epoch: Epoch, position: Token) -> History:
     return [*kept, epoch][-MAX_EPOCHS:]
 
 
-def raised_name(position: Token) -> str:
+def raised_name(position: Token, random_part: str) -> str:
     """Return the name of an epoch in which the position of a former writer is raised from ``position``."""
-    return f"{RAISED}{position}-{secrets.token_hex(4)}.{secrets.token_hex(4)}"
+    return f"{RAISED}{position}-{random_part}"
 
 
 def read_position(ours: History, theirs: History, position: Token) -> Token | None:

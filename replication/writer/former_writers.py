@@ -15,6 +15,7 @@ when it is connected again.  So this process takes over its name before it publi
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Final
 
 from twisted.logger import Logger, LogLevel
@@ -289,7 +290,8 @@ class FormerWriters:
             begins = epoch is None or not history or history[-1].name != epoch.name
             if epoch is None or begins:
                 settled = min(position, before or INITIAL_POSITION)
-                epoch = Epoch(raised_name(max(position, before)), settled, position)
+                random_part = f"{secrets.token_hex(4)}.{secrets.token_hex(4)}"
+                epoch = Epoch(raised_name(max(position, before), random_part), settled, position)
             epoch = epoch._replace(start=upto)
             write = Write(name, writer, upto, expected=before)
             try:

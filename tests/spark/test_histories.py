@@ -44,7 +44,7 @@ def test_only_a_query_that_has_read_beyond_a_restore_ends(position: int, raises:
 def test_a_query_ends_if_a_former_writer_lost_facts_and_another_process_has_raised_its_position() -> None:
     """The raised position is above the query's, and the process is another one: only the epoch shows the loss."""
     start = make_offset({"w": 21}, {}, {"w": [A]})
-    kept, lost = epoch(raised_name(Token(21)), 20, 50), epoch(raised_name(Token(20)), 20, 50)
+    kept, lost = epoch(raised_name(Token(21), "x.y"), 20, 50), epoch(raised_name(Token(20), "x.z"), 20, 50)
     check_histories("orders", start, {"w": [A, kept], "new": [B]})
     check_histories("orders", make_offset({"w": 50}, start, {"w": [A, lost]}), {"w": [A, lost]})
     check_unchanged("orders", "w", 21, [A], [A, kept])

@@ -89,8 +89,8 @@ def test_a_position_was_raised_before_a_restore_and_is_raised_beyond_it_afterwar
 @pytest.mark.parametrize(("position", "expected"), [(20, 20), (21, 21), (22, 20), (50, 20)])
 def test_a_reader_without_the_epoch_has_no_position_above_the_one_that_was_raised(position: int, expected: int) -> None:
     """The writer had a fact at 21, above its stored position.  After a restore to there, all later facts are lost."""
-    raised = raise_epoch([A], epoch(raised_name(Token(21)), 50, settled=20), Token(21))
-    again = begin_epoch(raise_epoch(raised, epoch(raised_name(Token(50)), 60, settled=50), Token(50)), C)
+    raised = raise_epoch([A], epoch(raised_name(Token(21), "x.y"), 50, settled=20), Token(21))
+    again = begin_epoch(raise_epoch(raised, epoch(raised_name(Token(50), "y.y"), 60, settled=50), Token(50)), C)
     for theirs in (raised, again):
         assert read_position([A], theirs, Token(position)) == expected
         assert read_position(raised, theirs, Token(position)) == position
