@@ -74,12 +74,17 @@ _SEQUENCE: Final = (
     "WHERE attrelid = to_regclass({0}) AND attname = {1} LIMIT 1"
 )
 _SEQUENCE_OF: Final = f"SELECT ({_SEQUENCE.format('%s', '%s')})::regclass::text"
+# Also one of the same name, if table and sequence are others than at their declaration.  A new sequence of the same
+# table goes on where the former one ended, and so does a new table with the same sequence.
 _OTHER_SEQUENCES: Final = (
     "SELECT place - 1, found::regclass::text FROM ("
-    f"SELECT place, sequence, ({_SEQUENCE.format('given.name', 'given.of')}) AS found "
-    "FROM unnest(%s::text[], %s::text[], %s::text[]) WITH ORDINALITY AS given (name, of, sequence, place)"
-    ") AS found WHERE found IS NOT NULL AND found IS DISTINCT FROM to_regclass(sequence)"
+    f"SELECT given.*, ({_SEQUENCE.format('given.name', 'given.of')}) AS found "
+    "FROM unnest(%s::text[], %s::text[], %s::text[], %s::oid[], %s::oid[]) "
+    "WITH ORDINALITY AS given (name, of, sequence, former_table, former, place)"
+    ") AS found WHERE found IS NOT NULL AND (found IS DISTINCT FROM to_regclass(sequence) "
+    "OR found <> former AND to_regclass(name) <> former_table)"
 )
+_OBJECTS: Final = "SELECT to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint"
 
 JSON_TYPES: Final = frozenset((types["json"].oid, types["jsonb"].oid))
 _INTEGERS: Final = frozenset(types[name].oid for name in ("int2", "int4", "int8"))
@@ -101,6 +106,7 @@ class MappedTable(MappedRows[PostgresSession]):
             self.sequence = quoted(definition.sequence)
         self.sources = [self._table]
         self._json: list[bool] = []  # for each column, whether it is JSON
+        self.objects: tuple[int | None, ...] = (None, None)  # the table and its sequence at the declaration, as OIDs
 
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - it never does
         """Try the statements: SchemaError if one does not work, a warning if one would be slow."""
@@ -115,6 +121,7 @@ class MappedTable(MappedRows[PostgresSession]):
         self.sequence = found or self.sequence
         if has_default_id(session, self._table, definition.id_column):
             self.default_id = (table or "", definition.id_column)
+        (self.objects,) = session.run(_OBJECTS, (self._table, self.sequence))
         warnings = []
         if self.default_id is not None and found is None and definition.sequence is None:
             warnings.append(
@@ -245,12 +252,12 @@ def sequence_of(session: PostgresSession, table: str, column: str) -> str | None
 def other_sequences(session: PostgresSession, tables: Sequence[Table]) -> dict[Table, str]:
     """Return the tables whose ID column has another sequence than at their declaration, and that sequence, quoted."""
     asked = [
-        (table, quoted(name), column, table.sequence)
+        (table, quoted(name), column, table.sequence, *table.objects)
         for table in tables
         if isinstance(table, MappedTable) and table.default_id is not None
         for name, column in [table.default_id]
     ]
-    columns = [[each[place] for each in asked] for place in (1, 2, 3)]
+    columns = [[each[place] for each in asked] for place in range(1, 6)]
     return {asked[place][0]: found for place, found in session.ask(_OTHER_SEQUENCES, columns)} if asked else {}
 
 
