@@ -9,7 +9,7 @@ its digits.  A time with a zone is written in UTC.  The place in the table order
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from psycopg.postgres import types
 
@@ -20,12 +20,12 @@ from replication.storage.names import quoted
 from replication.storage.pages import Rows, cut_rows
 from replication.storage.postgres.checks import has_default_id, has_pair, warnings_about
 from replication.storage.postgres.generic import COLUMNS, KIND, Table
-from replication.storage.postgres.session import PostgresSession, is_refusal
+from replication.storage.postgres.session import PostgresSession, TypedRows, is_refusal
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from replication.storage.contract import WrittenFact
     from replication.streams.definitions import StreamDefinition
@@ -95,6 +95,7 @@ _AS_IN_JSON: Final = frozenset(
 )
 _TEXTS: Final = frozenset(types[name].oid for name in ("text", "varchar", "bpchar", "name"))
 _TIME: Final = types["timestamptz"].oid
+RETYPED: Final = 5  # attempts to read rows whose columns have other types meanwhile
 
 
 class MappedTable(MappedRows[PostgresSession]):
@@ -106,6 +107,7 @@ class MappedTable(MappedRows[PostgresSession]):
             self.sequence = quoted(definition.sequence)
         self.sources = [self._table]
         self._json: list[bool] = []  # for each column, whether it is JSON
+        self._types = Types()
         self.objects: tuple[int | None, ...] = (None, None)  # the table and its sequence at the declaration, as OIDs
 
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - it never does
@@ -159,7 +161,7 @@ class MappedTable(MappedRows[PostgresSession]):
     def rows(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; StoreError names a column with a value that JSON cannot express."""
         span = self._query.parameters(writer, after, upto, limit + 1)
-        found = session.ask(self._query.page, span, prepare=False)
+        found = self._typed(session, lambda: session.ask_typed(self._query.page, span, prepare=False))
         tokens: list[Token] = [row[0] for row in found]
         rows = cut_rows(tokens, self._encode(found), upto=upto, limit=limit)
         return rows or Rows.of_fact(tokens[0], self._read(session, writer, tokens[:1])[tokens[0]], upto)
@@ -197,13 +199,23 @@ class MappedTable(MappedRows[PostgresSession]):
         query = self._query
         sql = f"SELECT {query.id}, {', '.join(query.values)} FROM {query.table}"
         kinds = types_of(session, sql, self.definition.id_column)
+        values, self._types = typed(query.values, kinds)
         self._json = [code in JSON_TYPES for code, _ in kinds]
-        query.shape([as_json(column, *kind) for column, kind in zip(query.values, kinds, strict=True)])
+        query.shape(values)
+
+    def _typed(self, session: PostgresSession, read: Callable[[], TypedRows]) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; if columns have other types meanwhile, read types and rows again."""
+        for _ in range(RETYPED):
+            codes, rows = read()
+            if self._types.are(codes):
+                return self._types.cut(rows)
+            self._read_types(session)
+        raise self._refused(": its columns change their types all the time")
 
     def _read(self, session: PostgresSession, writer: InstanceName, tokens: Sequence[Token]) -> dict[Token, list[str]]:
         """Return the rows of facts, by token."""
         span = [[self.direction.sign * token for token in tokens], *self.own(writer)]
-        rows = session.run(self._query.kept, span, prepare=False)
+        rows = self._typed(session, lambda: session.run_typed(self._query.kept, span, prepare=False))
         kept: dict[Token, list[str]] = {}
         for row, text in zip(rows, self._encode(rows), strict=True):
             kept.setdefault(Token(row[0]), []).append(text)
@@ -264,6 +276,39 @@ def other_sequences(session: PostgresSession, tables: Sequence[Table]) -> dict[T
 def has_index(session: PostgresSession, table: str, column: str, *, partial: bool) -> bool:
     """Whether there is an index on the ID; with ``partial``, a partial index will do."""
     return bool(session.run(_INDEXES, (quoted(table), column, partial)))
+
+
+class Types(NamedTuple):
+    """The types that expressions had when their SQL was made: ALTER TABLE may change them while a process runs.
+
+    ``places`` are the columns of the query that have these types.  Those after the first ``width`` have nothing else.
+    """
+
+    codes: Sequence[int] = ()
+    places: Sequence[int] = ()
+    width: int = 0
+
+    def are(self, codes: Sequence[int]) -> bool:
+        """Whether the columns of a result have these types."""
+        return [codes[place] for place in self.places] == self.codes
+
+    def cut(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return rows without the columns that only have a type."""
+        return [row[: self.width] for row in rows] if rows and len(rows[0]) > self.width else rows
+
+
+def typed(values: Sequence[str], kinds: Sequence[tuple[int, bool]]) -> tuple[list[str], Types]:
+    """Return the SQL of ``values`` as JSON has them, and their types.
+
+    An expression that JSON has in another form is followed, at the end, by a NULL of its type.
+    """
+    changed = [as_json(value, *kind) for value, kind in zip(values, kinds, strict=True)]
+    width, places, nulls = len(values) + 1, list[int](), list[str]()
+    for place, (value, as_other) in enumerate(zip(values, changed, strict=True), 1):
+        places.append(place if value == as_other else width + len(nulls))
+        if value != as_other:
+            nulls.append(f"CASE WHEN true THEN NULL ELSE {value} END")
+    return [*changed, *nulls], Types([code for code, _ in kinds], places, width)
 
 
 def as_json(column: str, code: int, is_array: bool) -> str:  # noqa: FBT001

@@ -16,7 +16,7 @@ import os
 import select
 from contextlib import contextmanager, suppress
 from socket import SHUT_RDWR, socket
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 import psycopg
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from replication.storage.postgres.address import Address
 
 _T = TypeVar("_T")
+TypedRows: TypeAlias = "tuple[Sequence[int], list[tuple[Any, ...]]]"
 
 OLDEST: Final = 13  # the first version with pg_current_xact_id_if_assigned()
 
@@ -221,10 +222,17 @@ class PostgresSession:
 
         A frequent statement is prepared.  Not so with ``prepare=False``, for tables whose columns may change type.
         """
+        return self.run_typed(sql, parameters, prepare=prepare)[1]
+
+    def run_typed(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> TypedRows:
+        """Run one statement as ``run`` does; return the types of its columns, as OIDs, and its rows."""
         with self.refusals():
             with self._sending() as connection:
                 cursor = connection.execute(sql, parameters or None, prepare=None if prepare else False)
-            return cursor.fetchall() if cursor.description else []
+            result = cursor.pgresult
+            if result is None or not result.nfields:
+                return (), []
+            return [result.ftype(column) for column in range(result.nfields)], cursor.fetchall()
 
     def add(self, sql: str, parameters: Sequence[object]) -> None:
         """Run a statement, whose rows are not needed, before the next one of the transaction, which may be COMMIT.
@@ -261,10 +269,14 @@ class PostgresSession:
         Also run it again, in a new session, if a column of a prepared statement's result now has another type.
         StoreError names the ID, which comes first, and the column of a text that is not UTF-8.
         """
+        return self.ask_typed(sql, parameters, prepare=prepare)[1]
 
-        def run() -> list[tuple[Any, ...]]:
+    def ask_typed(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> TypedRows:
+        """Run a statement as ``ask`` does; return the types of its columns, as OIDs, and its rows."""
+
+        def run() -> TypedRows:
             try:
-                return self.run(sql, parameters, prepare=prepare)
+                return self.run_typed(sql, parameters, prepare=prepare)
             except StoreError as error:
                 if isinstance(error.__cause__, errors.CharacterNotInRepertoire):
                     raise type(error)(f"{error}{_find_not_utf8(self.connect(), sql, parameters)}") from error

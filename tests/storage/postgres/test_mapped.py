@@ -151,6 +151,31 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         pages = [self.wait(source.facts(each.name, ME, after=Token(0), upto=Token(5), limit=9)) for each in streams]
         self.assertEqual([page.facts[0].texts for page in pages], [('["$1,234.50"]',), ('[["$1.00","$2.00"]]',)])
 
+    def test_columns_that_change_their_types_are_read_as_after_a_restart(self) -> None:
+        """Before, a table that was retyped while it was served had other texts live than after a restart."""
+        self.sql("CREATE TYPE pair AS (a int, b text)")
+        self.addCleanup(self.sql, "DROP TABLE typed, plain; DROP TYPE pair")
+        self.sql("CREATE TABLE plain (id bigint PRIMARY KEY, a text, b int)")
+        self.sql("CREATE TABLE typed (id bigint PRIMARY KEY, a json, b timestamptz, c int)")
+        self.map_events(table="typed", row=["a", "b", "c"])
+        plain = StreamDefinition("plain", table="plain", id_column="id", row=["a", "b"])
+        self.wait(self.store.declare(plain))
+        self.sql("""INSERT INTO typed VALUES (2, '{"k":1}', '2020-01-01 10:00+00', 1)""")
+        self.sql("INSERT INTO plain VALUES (2, 'x', 1)")
+        before = '[{"k":1},"2020-01-01T10:00:00+00:00",1]'
+        self.assertEqual(self.texts(EVENTS), [before])
+        self.assertEqual(self.texts(plain.name), ['["x",1]'])
+        self.sql("ALTER TABLE typed ALTER a TYPE text, ALTER b TYPE timestamp, ALTER c TYPE numeric")
+        self.sql("ALTER TABLE plain ALTER a TYPE pair USING (1, a)::pair, ALTER b TYPE oid")
+        self.assertEqual(self.texts(EVENTS), ['["{\\"k\\":1}","2020-01-01T10:00:00","1"]'])
+        self.assertEqual(self.texts(plain.name), ['["{\\"a\\":1,\\"b\\":\\"x\\"}","1"]'])
+        self.sql("ALTER TABLE typed ALTER b TYPE text, ALTER c TYPE json USING to_json(c)")
+        self.commit_events(fact(3, row := '["{}","x",{"c":1}]'))
+        self.assertEqual(self.texts(EVENTS)[-1], row)
+
+    def texts(self, stream: str) -> list[str]:
+        return [text for each in self.page(stream=stream).facts for text in each.texts]
+
     def test_names_in_the_form_of_the_session_are_refused(self) -> None:
         self.sql("CREATE TYPE kept AS (name regtype)")
         for kind in ("regclass", "regproc[]", "kept"):
