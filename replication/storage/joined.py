@@ -66,7 +66,9 @@ class SourceQuery:
         self.where = f" AND ({source.where})" if source.where else ""
         self.own = self._escape(self.where)  # of one writer, beside parameters
         if source.instance_column is not None:
-            self._instance, self._group = f"coalesce(source.\"{source.instance_column}\", '{MASTER}')", " GROUP BY 1"
+            text = "::text" if mark == "%s" else ""  # PostgreSQL pads a char(12) with spaces, which a text has not
+            self._instance = f"coalesce(source.\"{source.instance_column}\"{text}, '{MASTER}')"
+            self._group = " GROUP BY 1"
             self.own = f" AND {self._instance} = {mark}{self.own}"
         self.shape(self.values)
 

@@ -93,7 +93,7 @@ class JoinedTable(JoinedRows[PostgresSession]):
         query.shape(values, [place for place, (code, _) in enumerate(kinds) if code in JSON_TYPES])
 
     def _ask(self, session: PostgresSession, *, in_transaction: bool) -> Ask:
-        read = partial(session.run_typed, prepare=False) if in_transaction else session.ask_typed
+        read = partial(session.typed, prepare=not in_transaction, again=not in_transaction)
 
         def ask(sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
             codes, rows = read(sql, parameters)

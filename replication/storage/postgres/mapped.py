@@ -161,7 +161,7 @@ class MappedTable(MappedRows[PostgresSession]):
     def rows(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; StoreError names a column with a value that JSON cannot express."""
         span = self._query.parameters(writer, after, upto, limit + 1)
-        found = self._typed(session, lambda: session.ask_typed(self._query.page, span, prepare=False))
+        found = self._typed(session, lambda: session.typed(self._query.page, span, prepare=False, again=True))
         tokens: list[Token] = [row[0] for row in found]
         rows = cut_rows(tokens, self._encode(found), upto=upto, limit=limit)
         return rows or Rows.of_fact(tokens[0], self._read(session, writer, tokens[:1])[tokens[0]], upto)
@@ -192,7 +192,7 @@ class MappedTable(MappedRows[PostgresSession]):
                 session.run(f"SELECT FROM {self._table} AS source WHERE ({definition.where}) LIMIT 0")
             except StoreError as error:
                 raise self._refused(f": where = {definition.where!r} does not work: {error}") from error
-        if instance and session.types_of(f'SELECT "{instance[0]}" FROM {self._table}')[0] not in _TEXTS:
+        if instance and session.typed(f'SELECT "{instance[0]}" FROM {self._table} LIMIT 0')[0][0] not in _TEXTS:
             raise self._refused(f": column {instance[0]!r} is not a text, so it has no instance names")
 
     def _read_types(self, session: PostgresSession) -> None:
@@ -215,7 +215,7 @@ class MappedTable(MappedRows[PostgresSession]):
     def _read(self, session: PostgresSession, writer: InstanceName, tokens: Sequence[Token]) -> dict[Token, list[str]]:
         """Return the rows of facts, by token."""
         span = [[self.direction.sign * token for token in tokens], *self.own(writer)]
-        rows = self._typed(session, lambda: session.run_typed(self._query.kept, span, prepare=False))
+        rows = self._typed(session, lambda: session.typed(self._query.kept, span, prepare=False))
         kept: dict[Token, list[str]] = {}
         for row, text in zip(rows, self._encode(rows), strict=True):
             kept.setdefault(Token(row[0]), []).append(text)
@@ -246,7 +246,7 @@ def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[i
 
     SchemaError if the first is no ID, or if a column's text depends on the session's settings.
     """
-    place, *codes = session.types_of(sql)
+    (place, *codes), _ = session.typed(f"{sql} LIMIT 0", prepare=False)
     if place not in _INTEGERS:
         raise SchemaError(f"column {id_column!r} is not an integer")
     for kind, setting, value in session.run(_OF_SESSION, (codes,)):
