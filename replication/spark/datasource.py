@@ -208,7 +208,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             reached, histories = self._reached(client) if self._goal is None else self._goal
             check_histories(options.stream, start, histories)
             begin = positions_of(start)
-            end = {name: max(position, begin.get(name, options.start)) for name, position in reached.items()}
+            end = {
+                name: max(position, begin.get(name, 0))
+                for name, position in reached.items()
+                if name in begin or position > options.start  # a lower position may be that of its next epoch
+            }
             if isinstance(limit, ReadMaxRows):
                 end = self._admit(client, begin, end, limit.max_rows)
         except UnavailableError:

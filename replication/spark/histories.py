@@ -42,7 +42,7 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
     It is raised, too, if a new writer has the facts of one in ``start``: it was renamed.
     """
     known = {epoch[0]: name for name, epochs in start.get(HISTORIES, {}).items() for epoch in epochs}
-    for name in sorted(histories.keys() - start.keys()):
+    for name in sorted(histories.keys() - start.keys() - start.get(HISTORIES, {}).keys()):
         if former := [known[epoch.name] for epoch in histories[name] if epoch.name in known]:
             raise StreamError(
                 f"{former[0]} of {stream} was renamed to {name}: this query would read its rows again under that "

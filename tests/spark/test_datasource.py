@@ -21,6 +21,7 @@ import replication.replay
 from replication.errors import ConfigError, StreamError
 from replication.spark import datasource
 from replication.spark.datasource import BatchReader, ReplicationDataSource, StreamReader, TokenRange, token_ranges
+from replication.spark.histories import positions_of
 from replication.spark.options import SourceOptions
 from replication.streams.facts import Fact
 from replication.streams.history import Epoch
@@ -288,7 +289,22 @@ def test_a_new_query_can_begin_at_the_latest_fact_or_after_an_id(master: FakeMas
     assert rows == [row for row in rows_of(MINE) + rows_of(OTHERS, OTHER) if row[2] > 50]
     source = reader(master, **{"from": "100"})
     end, rows = follow(source, source.initialOffset(), ReadAllAvailable())
-    assert (end, rows) == ({MASTER: 100, OTHER: 100}, [])
+    assert (end, rows) == ({}, [])
+
+
+def test_a_writer_may_start_again_below_the_id_after_which_a_query_began(master: FakeMaster) -> None:
+    """Each writer begins its epoch at its own last position, and others may be ahead; nothing was restored."""
+    master.epochs = {MASTER: [epoch("a", 1)], OTHER: [epoch("x", 1)]}
+    for limit in (ReadAllAvailable(), ReadMaxRows(100)):
+        master.histories, master.epochs[OTHER] = {MASTER: MINE, OTHER: OTHERS[:3]}, [epoch("x", 1)]
+        source = reader(master, **{"from": "50"})
+        end, _ = follow(source, source.initialOffset(), limit)
+        assert positions_of(end) == {MASTER: 58}
+        master.epochs[OTHER] = [epoch("x", 1), epoch("y", OTHERS[2].token)]
+        end, _ = follow(source, end, limit)
+        master.histories[OTHER] = OTHERS
+        end, rows = follow(source, end, limit)
+        assert rows == [row for row in rows_of(OTHERS, OTHER) if row[2] > 50]
 
 
 def test_a_new_writer_is_read_from_its_beginning(master: FakeMaster) -> None:
