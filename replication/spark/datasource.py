@@ -20,7 +20,7 @@ from replication.errors import ConfigError
 from replication.spark.histories import HISTORIES, KEPT, check_histories, check_unchanged, make_offset, positions_of
 from replication.spark.options import KEY_COLUMNS, SourceOptions
 from replication.streams.access_tokens import hide_access_tokens
-from replication.web.blocking_client import UnavailableError
+from replication.web.blocking_client import HttpError, UnavailableError
 from replication.web.pages import MAX_PAGE_ROWS
 from replication.wire import grammar
 from replication.wire.grammar import StreamName
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import Page
     from replication.web.blocking_client import HttpClient, StreamInfo
 
+NO_WRITER: Final = ""
 FIRST_PATIENCE: Final = 10.0  # seconds of retries, after which the URL is assumed to be wrong
 PARTITION_IDS: Final = 100_000  # the fewest IDs in a partition
 PARTITIONS: Final = 64  # the most partitions of one writer
@@ -181,7 +182,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._goal: tuple[Offsets, Mapping[str, History]] | None = None
         self._newest: Offsets | None = None
         self._planned: dict[str, Any] | None = None  # the last offset, whose histories were compared
-        self._received = monotonic()
+        self._failing: dict[str, float] = {}  # since when pages of a writer fail; under NO_WRITER, since when all do
         self._page_rows = MAX_PAGE_ROWS  # of the next page, also of the next micro-batch
         self._batches = 0  # micro-batches with a limit
 
@@ -216,13 +217,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             if isinstance(limit, ReadMaxRows):
                 end = self._admit(client, begin, end, limit.max_rows)
         except UnavailableError:
-            if self._goal is not None or monotonic() - self._received > options.patience:
+            if self._goal is not None or not self._may_wait(NO_WRITER):
                 raise
             return start
         finally:
             self._page_rows = client.page_rows
             client.close()
-        self._received = monotonic()
+        self._failing.pop(NO_WRITER, None)
         self._planned = make_offset({**begin, **end}, start, histories)
         return self._planned
 
@@ -249,6 +250,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         reached = self._note(client.stream(stream))
         return reached, {name: client.history(stream, name) for name in reached}
 
+    def _may_wait(self, writer: str) -> bool:
+        """Note that a request has failed; returns whether it is within the patience since the first one that did."""
+        now = monotonic()
+        return now - self._failing.setdefault(writer, now) < self._options.patience
+
     def _note(self, info: StreamInfo) -> Offsets:
         self._newest = self._options.positions(info)
         return self._newest
@@ -267,16 +273,20 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             turn = self._batches % len(waiting)
             waiting = [*waiting[turn:], *waiting[:turn]]
         self._batches += 1
+        self._failing = {each: since for each, since in self._failing.items() if each in (NO_WRITER, *waiting)}
         share = max(rows // max(len(waiting), 1), 1)
         while waiting and left > 0:
             instance = waiting.pop(0)
             limit = min(left, share, MAX_PAGE_ROWS)
             try:
                 page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
-            except UnavailableError:
+            except UnavailableError as error:
+                if not self._may_wait(instance):
+                    raise HttpError(str(error)) from error
                 if left == rows:
                     raise
                 break
+            self._failing.pop(instance, None)
             size = sum(len(fact.texts) for fact in page.facts)
             if size > left and left < rows:
                 continue  # left to the next micro-batch

@@ -423,17 +423,56 @@ def test_spark_may_ask_for_all_rows_although_a_limit_is_set(master: FakeMaster) 
     assert follow(reader(master, maxRowsPerBatch="1"), {}, ReadAllAvailable())[0] == {MASTER: 58, OTHER: 59}
 
 
-def test_a_query_waits_for_an_unavailable_master_until_patience_ends(master: FakeMaster) -> None:
+class Clock:
+    """Replaces the clock of the driver."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(datasource, "monotonic", lambda: self.now)
+
+
+def test_a_query_waits_for_an_unavailable_master_until_patience_ends(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
     source = reader(master, patience="60")
     start: dict[str, int] = {MASTER: 10}
     master.unavailable = 2
     for limit in (ReadAllAvailable(), ReadMaxRows(5)):
         assert source.latestOffset(start, limit) == start
     assert source.latestOffset(start, ReadAllAvailable()) == {MASTER: 58, OTHER: 59}
-    source._received -= 61
+    for wait in (61, 59):  # one trigger may be ten minutes after the other: patience begins with a failure
+        clock.now += wait
+        master.unavailable = 1
+        assert source.latestOffset(start, ReadAllAvailable()) == start
+    clock.now += 1
     master.unavailable = 1
     with pytest.raises(HttpError, match="the database is restarting"):
         source.latestOffset(start, ReadAllAvailable())
+
+
+def test_patience_ends_for_one_writer_while_the_others_go_on(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a row that cannot be read would stop that writer without a message."""
+    clock, answer = Clock(monkeypatch), master.answer
+    master.answer = lambda path, authorization: (  # type: ignore[method-assign]
+        (503, b'{"detail": "no JSON at ID 3"}')
+        if f"instance={OTHER}" in path and "/updates" in path
+        else answer(path, authorization)
+    )
+    source = reader(master, maxRowsPerBatch="4", patience="60")
+    start: dict[str, int] = {}
+    for _ in range(3):
+        clock.now += 20
+        end = source.latestOffset(start, ReadMaxRows(4))
+        assert OTHER not in end or end[OTHER] <= 1
+        start = end
+    assert start[MASTER] > 2
+    clock.now += 20
+    with pytest.raises(HttpError, match="no JSON at ID 3"):
+        for _ in range(2):
+            start = source.latestOffset(start, ReadMaxRows(4))
 
 
 def test_a_micro_batch_with_a_limit_goes_on_with_smaller_pages_if_answers_are_lost(master: FakeMaster) -> None:
@@ -453,14 +492,16 @@ def test_a_micro_batch_with_a_limit_goes_on_with_smaller_pages_if_answers_are_lo
     assert end != start
 
 
-def test_patience_ends_if_positions_arrive_and_pages_do_not(master: FakeMaster) -> None:
-    answer = master.answer
+def test_patience_ends_if_positions_arrive_and_pages_do_not(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, answer = Clock(monkeypatch), master.answer
     master.answer = lambda path, authorization: (  # type: ignore[method-assign]
         (502, b"{}") if "/updates" in path else answer(path, authorization)
     )
     source = reader(master, patience="60")
     assert source.latestOffset({}, ReadMaxRows(5)) == {}
-    source._received -= 61
+    clock.now += 61
     with pytest.raises(HttpError, match="answers 502"):
         source.latestOffset({}, ReadMaxRows(5))
 
