@@ -525,6 +525,23 @@ def test_a_new_query_of_an_unknown_stream_fails_at_once(master: FakeMaster) -> N
         source.initialOffset()
 
 
+def test_the_cure_for_deleted_facts_leaves_out_no_fact_of_another_writer(master: FakeMaster) -> None:
+    """The other writer has facts below that ID, which the option from alone would leave out."""
+    answer = master.answer
+    gone = b'{"detail": "facts of orders by master up to 40 are gone: begin after 40", "gone_upto": 40}'
+    master.answer = lambda path, authorization: (  # type: ignore[method-assign]
+        (410, gone) if "/updates" in path and "from=0&" in path else answer(path, authorization)
+    )
+    source, cure = reader(master, maxRowsPerBatch="5"), "give the options instance=master and from=40"
+    for read_facts in (
+        lambda: source.latestOffset({}, ReadMaxRows(5)),
+        lambda: read(source, source.partitions({}, source.latestOffset({}, ReadAllAvailable()))),
+        lambda: batch(master),
+    ):
+        with pytest.raises(HttpError, match=f"begin after 40: {cure}; .* new checkpoint.*with a query of its own"):
+            read_facts()
+
+
 def test_available_now_ends_at_the_positions_of_its_start(master: FakeMaster) -> None:
     source = reader(master)
     source.prepareForTriggerAvailableNow()
