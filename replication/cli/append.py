@@ -259,6 +259,9 @@ class Appender:
         except HttpError as error:
             text = re.sub(r"\bline (\d+)", lambda found: _place(batch.numbers[int(found[1]) - 1]), str(error), count=1)
             raise AppendError(f"{text}; {self._so_far}") from error
+        if len(ids) != len(batch.lines):
+            what = f"{len(ids)} IDs for {len(batch.lines)} lines"
+            raise AppendError(f"{self.client.url} answers {what}; is that a replication daemon?; {self._so_far}")
         self._note(ids, batch.numbers[-1])
         return ids
 

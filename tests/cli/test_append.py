@@ -130,6 +130,17 @@ def test_a_row_becomes_a_fact_and_its_id_is_printed(capsys: pytest.CaptureFixtur
     assert api.calls[0][0] == "/v1/streams/orders%2Fx/facts"
 
 
+@pytest.mark.parametrize("ids", [[], [2, 3]])
+def test_another_number_of_ids_is_not_the_answer_of_a_daemon(
+    ids: list[int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeApi()
+    monkeypatch.setattr(api, "request", lambda *_: json.dumps({"ids": ids}).encode())
+    with pytest.raises(AppendError, match=f"answers {len(ids)} IDs for 1 lines; is that a replication daemon"):
+        run(api, batch(b"[1]"))
+    assert capsys.readouterr().out == ""
+
+
 def test_every_batch_has_its_own_key() -> None:
     api = FakeApi()
     run(api, batch(b"1"), batch(b"1", first=2))
