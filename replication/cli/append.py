@@ -26,6 +26,7 @@ import msgspec
 from replication.cli.output import report
 from replication.cli.parser import Parser
 from replication.errors import RemoteProtocolError, ReplicationError
+from replication.streams.facts import MAX_FACT_BYTES
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
 from replication.web.line_upload import LineUpload
 from replication.wire import grammar
@@ -139,7 +140,9 @@ def read_patience(text: str) -> float:
 
 
 def check_json(line: bytes) -> None:
-    """Return if ``line`` is one JSON value, else RemoteProtocolError."""
+    """Return if ``line`` is one JSON value that is not too long, else RemoteProtocolError."""
+    if len(line) > MAX_FACT_BYTES:
+        raise RemoteProtocolError(f"more than {MAX_FACT_BYTES} bytes, the most that a fact has; divide it")
     try:
         grammar.row_text(line.decode())
     except UnicodeDecodeError as error:
@@ -149,9 +152,10 @@ def check_json(line: bytes) -> None:
 def read_batches(source: int, wait_for: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
     """Yield the lines of a file descriptor, in batches of those that can be read without waiting.
 
-    ``wait_for`` is called before each read, and may wait until ``source`` can be read.
+    ``wait_for`` is called before each read, and may wait until ``source`` can be read.  A line of more than
+    MAX_FACT_BYTES is cut, and is the last one: the input may have no further end of a line.
     """
-    rest, lines, number = b"", list[bytes](), 0
+    part, lines, number = bytearray(), list[bytes](), 0  # part: of the line that has no end yet
 
     def take() -> Batch:
         nonlocal number
@@ -171,12 +175,17 @@ def read_batches(source: int, wait_for: Callable[[int], None] = lambda _: None) 
         data = os.read(source, READ_BYTES)
         if not data:
             break
-        *whole, rest = (rest + data).split(b"\n")
-        lines += whole
+        first, *others = data.split(b"\n")
+        part += first
+        if others:
+            lines += [bytes(part), *others[:-1]]
+            part = bytearray(others[-1])
+        if len(part) > MAX_FACT_BYTES:
+            break
         while len(lines) >= BATCH_LINES or (lines and not select.select([source], [], [], 0)[0]):
             yield take()
-    if rest:
-        lines.append(rest)
+    if part:
+        lines.append(bytes(part))
     while lines:
         yield take()
 

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from contextlib import closing, contextmanager
+from time import process_time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,6 +114,26 @@ def test_a_batch_is_bounded_in_lines_and_bytes(tmp_path: Path) -> None:
     assert [len(each.lines) for each in batches][:2] == [1000, 1000]
     assert len(lines_of(batches)) == 2503
     assert sum(each.size for each in batches) == path.stat().st_size
+
+
+def test_a_line_without_an_end_is_refused_and_those_before_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append, "MAX_FACT_BYTES", 20_000)
+    with open("/dev/zero", "rb", buffering=0) as endless:  # noqa: PTH123
+        batches = [*read_batches(endless.fileno())]
+    assert [len(line) > 20_000 for _, line in lines_of(batches)] == [True]
+    with piped(b"[1]\n" + b"[" + b" " * 25_000) as source, pytest.raises(AppendError, match="line 2: more than 20000"):
+        run(api := FakeApi(), *read_batches(source))
+    assert api.facts == []
+
+
+def test_a_long_line_is_read_in_a_time_that_grows_with_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    path.write_bytes(b"x" * 2**25)
+    with path.open("rb", buffering=0) as file:
+        begun = process_time()
+        [found] = read_batches(file.fileno())
+    assert len(found.lines[0]) == 2**25
+    assert process_time() - begun < 1.0
 
 
 def test_one_line_larger_than_a_batch_goes_alone(tmp_path: Path) -> None:
