@@ -9,7 +9,7 @@ import json
 import time
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 from rich.console import Group
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from replication.web.blocking_client import HttpClient
+
+Id: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a larger one is no figure of a curve
 
 _NO_WRITER: Final = {"instance": "-", "position": "-", "lag": "-", "state": "-", "error": None}
 
@@ -75,9 +77,9 @@ class _Writer(TypedDict):
     """A writer; daemons of earlier versions lack the fields that are not required."""
 
     instance: str
-    position: int
-    announced: NotRequired[int]
-    lag: int
+    position: Id
+    announced: NotRequired[Id]
+    lag: Id
     state: str
     error: str | None
     lost_and_found: NotRequired[int]

@@ -170,6 +170,14 @@ def test_a_process_whose_database_does_not_answer_shows_what_it_knows(
         assert lines[2].split()[:3] == ["orders[red]", "master", "7"]
 
 
+@pytest.mark.parametrize("field", ["position", "announced", "lag"])
+def test_an_id_that_no_daemon_has_is_refused(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = {**SEEN["streams"][0]["writers"][0], field: 10**400}  # no curve can be drawn of it
+    monkeypatch.setitem(SEEN, "streams", [{**SEEN["streams"][0], "writers": [writer]}])
+    with pytest.raises(HttpError, match="answers other JSON than a replication daemon"):
+        run(monkeypatch, FakeApi(None))
+
+
 def test_watching_ends_with_a_permanent_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HttpError, match="secret"):
         run(monkeypatch, FakeApi(HttpError("the secret is wrong")), "--watch")
