@@ -11,7 +11,6 @@ import argparse
 import os
 import re
 import select
-import signal
 import stat
 import sys
 import uuid
@@ -23,7 +22,7 @@ from urllib.parse import quote
 import attrs
 import msgspec
 
-from replication.cli.output import report
+from replication.cli.output import interrupted_by_sigterm, report
 from replication.cli.parser import Parser
 from replication.errors import RemoteProtocolError, ReplicationError
 from replication.streams.facts import MAX_FACT_BYTES
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     template = b"%b" if found.facts else b'{"rows":[%b]}'
     shown = found.row == "-" and sys.stderr.isatty() and not sys.stdin.isatty()
     client = parser.open_client(found, patience=found.retry, on_retry=retry_reporter())
-    with closing(client), _progress(shown=shown) as advance, _interrupted_by_sigterm():
+    with closing(client), _progress(shown=shown) as advance, interrupted_by_sigterm():
         if batches is not None:
             Appender(client, found.stream, template).run(batches, advance)
         else:
@@ -333,16 +332,6 @@ class LineAppender(Appender):
 
 def _place(number: int) -> str:
     return f"line {number}" if number else "ROW"
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt, as SIGINT does, so that the error states what was appended."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

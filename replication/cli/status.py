@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, NotRequired, 
 import msgspec
 from rich.console import Group
 
+from replication.cli.output import interrupted_by_sigterm
 from replication.cli.parser import Parser
 from replication.cli.tables import FittingTable, make_console, plain
 from replication.cli.watch import PERIOD, STYLES, as_page, attention_first, watch
@@ -65,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
             if found.check and status["not_ready"]:
                 raise HttpError(f"{client.url} is not ready: {status['not_ready']}")
             return 0
-        with suppress(KeyboardInterrupt):
-            if not console.is_terminal:
+        with suppress(KeyboardInterrupt), interrupted_by_sigterm():  # else the terminal would stay as it is
+            if not console.is_terminal or console.is_dumb_terminal:
                 print_again(client, render, console)
             drawn = (lambda status, view: as_json(view.arrange(status))) if found.json else as_page
             watch(lambda: fetch(client), drawn, console)

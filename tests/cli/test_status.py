@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import time
 from typing import Any
 
@@ -139,6 +141,29 @@ def test_watching_goes_on_until_interrupted(
     first, second, third = capsys.readouterr().out.splitlines()
     assert json.loads(first) == json.loads(third) == SEEN
     assert second == "it is away"
+
+
+def test_watching_on_a_terminal_that_cannot_redraw_prints_the_same_as_on_a_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
+    monkeypatch.setattr(status, "make_console", lambda: terminal)
+    assert run(monkeypatch, FakeApi(None, None), "--watch") == 0
+    assert isinstance(terminal.file, io.StringIO)
+    assert terminal.file.getvalue().count("CONNECTION") == 2
+
+
+def test_sigterm_ends_watching_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr(status, "print_again", watch)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parser, "open_client", lambda *_: FakeApi(None))
+        assert status.main(["--watch"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_watching_on_a_pipe_prints_the_same_table_with_what_needs_attention_first(
