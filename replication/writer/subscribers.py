@@ -45,7 +45,8 @@ NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longe
 ECHO_LENGTH: Final = 600  # characters of a PING that are sent back: a number, two of the longest names
 MAX_ASKED: Final = 100  # histories that one peer has asked for, without an answer
 HISTORY_PATIENCE: Final = 10.0  # seconds in which the database must return a history
-MAX_SENT_EPOCHS: Final = 100  # in one answer, which is at most 13 KiB
+MAX_SENT_EPOCHS: Final = 100  # in one answer
+EPOCH_LENGTH: Final = 120  # bytes of JSON, at most
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -315,7 +316,8 @@ class Subscribers(Factory):
         peer.asked += 1
         try:
             history = await self._positions.history(stream, writer)
-            return encode_history(history[place : place + MAX_SENT_EPOCHS])
+            fit = (self._limits.line_limit - ECHO_LENGTH) // EPOCH_LENGTH
+            return encode_history(history[place : place + min(fit, MAX_SENT_EPOCHS)])
         except ReplicationError:
             return UNKNOWN_HISTORY
         except Exception:  # noqa: BLE001 (the peer must have an answer)
