@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from threading import current_thread
-from typing import TYPE_CHECKING, TypeVar
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, DeferredSemaphore
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, DeferredSemaphore, maybeDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python import threadable
@@ -16,12 +17,12 @@ from replication.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from typing import Any
 
     from twisted.internet.interfaces import IReactorTime
     from twisted.python.failure import Failure
 
 T = TypeVar("T")
+NO_GENERATOR: Final = "write `async def` and `await`, or `@inlineCallbacks` above it"
 _log = Logger()
 
 
@@ -46,6 +47,32 @@ def share(original: Deferred[T]) -> Deferred[T]:
 
     original.addCallbacks(succeeded, failed)
     return shared
+
+
+def call_function(function: Callable[..., object], *arguments: object) -> Deferred[Any]:
+    """Call a function of an application that may be plain, ``async`` or return a Deferred.
+
+    The Deferred fails with ConfigError if the function returned what has not run and nothing here awaits: a generator,
+    as without ``@inlineCallbacks``, or an awaitable of asyncio.
+    """
+
+    def call() -> object:
+        result = function(*arguments)
+        check_has_run(getattr(function, "__name__", repr(function)), result)
+        return result
+
+    return maybeDeferred(call)
+
+
+def check_has_run(name: str, result: object) -> None:
+    """Raise ConfigError if ``result`` shows that the function ``name`` has not done its work."""
+    if isinstance(result, (GeneratorType, AsyncGeneratorType)):
+        raise ConfigError(f"{name}() has `yield`, so it does nothing when it is called: {NO_GENERATOR}")
+    if hasattr(result, "__await__") and not isinstance(result, (Deferred, CoroutineType)):
+        raise ConfigError(
+            f"{name}() returned a {type(result).__name__}, which Twisted cannot await: return "
+            "Deferred.fromFuture(asyncio.ensure_future(…))"
+        )
 
 
 class StartDeferred(Deferred[None]):

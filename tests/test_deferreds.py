@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from threading import get_ident
+from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
@@ -18,6 +19,7 @@ from replication.deferreds import (
     Lock,
     Semaphore,
     StartDeferred,
+    call_function,
     check_reactor,
     check_thread,
     close_after,
@@ -28,6 +30,9 @@ from replication.deferreds import (
 from replication.errors import ConfigError
 from replication.storage.transactions import CallGroup
 from tests.doubles import begin, error_of, logged, now
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
 
 
 class StartDeferredTests(SynchronousTestCase):
@@ -91,6 +96,33 @@ class CheckThreadTests(SynchronousTestCase):
         for check in (check_thread, check_reactor):
             with self.assertRaisesRegex(ConfigError, "the thread 'MainThread', not the reactor's: .*blockingCallFrom"):
                 check(runs)
+
+
+class CallFunctionTests(SynchronousTestCase):
+    """A function that returns what nothing here awaits has not done its work."""
+
+    def test_a_plain_a_coroutine_function_and_one_with_a_deferred_are_called(self) -> None:
+        async def work(number: int) -> int:
+            return number
+
+        for function in (work, succeed, lambda number: number):
+            self.assertEqual(now(call_function(function, 3)), 3)
+        self.assertIsInstance(error_of(begin(call_function(lambda: 1 / 0))), ZeroDivisionError)
+
+    def test_a_generator_or_an_awaitable_of_asyncio_is_an_error(self) -> None:
+        def generate() -> Iterator[None]:
+            yield
+
+        async def generate_async() -> AsyncIterator[None]:
+            yield
+
+        for function in (generate, generate_async):
+            with self.assertRaisesRegex(ConfigError, r"^generate.*\(\) has `yield`, so it does nothing when"):
+                now(call_function(function))
+        loop = asyncio.new_event_loop()
+        with self.assertRaisesRegex(ConfigError, r"returned a .*Future, which Twisted cannot await: return Def"):
+            now(call_function(loop.create_future))
+        loop.close()
 
 
 class ShareTests(SynchronousTestCase):

@@ -11,7 +11,6 @@ import argparse
 import os
 import re
 import select
-import signal
 import stat
 import sys
 import uuid
@@ -23,9 +22,10 @@ from urllib.parse import quote
 import attrs
 import msgspec
 
-from replication.cli.output import report
+from replication.cli.output import interrupted_by_sigterm, report
 from replication.cli.parser import Parser
 from replication.errors import RemoteProtocolError, ReplicationError
+from replication.streams.facts import MAX_FACT_BYTES
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
 from replication.web.line_upload import LineUpload
 from replication.wire import grammar
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     template = b"%b" if found.facts else b'{"rows":[%b]}'
     shown = found.row == "-" and sys.stderr.isatty() and not sys.stdin.isatty()
     client = parser.open_client(found, patience=found.retry, on_retry=retry_reporter())
-    with closing(client), _progress(shown=shown) as advance, _interrupted_by_sigterm():
+    with closing(client), _progress(shown=shown) as advance, interrupted_by_sigterm():
         if batches is not None:
             Appender(client, found.stream, template).run(batches, advance)
         else:
@@ -139,7 +139,9 @@ def read_patience(text: str) -> float:
 
 
 def check_json(line: bytes) -> None:
-    """Return if ``line`` is one JSON value, else RemoteProtocolError."""
+    """Return if ``line`` is one JSON value that is not too long, else RemoteProtocolError."""
+    if len(line) > MAX_FACT_BYTES:
+        raise RemoteProtocolError(f"more than {MAX_FACT_BYTES} bytes, the most that a fact has; divide it")
     try:
         grammar.row_text(line.decode())
     except UnicodeDecodeError as error:
@@ -149,9 +151,10 @@ def check_json(line: bytes) -> None:
 def read_batches(source: int, wait_for: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
     """Yield the lines of a file descriptor, in batches of those that can be read without waiting.
 
-    ``wait_for`` is called before each read, and may wait until ``source`` can be read.
+    ``wait_for`` is called before each read, and may wait until ``source`` can be read.  A line of more than
+    MAX_FACT_BYTES is cut, and is the last one: the input may have no further end of a line.
     """
-    rest, lines, number = b"", list[bytes](), 0
+    part, lines, number = bytearray(), list[bytes](), 0  # part: of the line that has no end yet
 
     def take() -> Batch:
         nonlocal number
@@ -171,12 +174,17 @@ def read_batches(source: int, wait_for: Callable[[int], None] = lambda _: None) 
         data = os.read(source, READ_BYTES)
         if not data:
             break
-        *whole, rest = (rest + data).split(b"\n")
-        lines += whole
+        first, *others = data.split(b"\n")
+        part += first
+        if others:
+            lines += [bytes(part), *others[:-1]]
+            part = bytearray(others[-1])
+        if len(part) > MAX_FACT_BYTES:
+            break
         while len(lines) >= BATCH_LINES or (lines and not select.select([source], [], [], 0)[0]):
             yield take()
-    if rest:
-        lines.append(rest)
+    if part:
+        lines.append(bytes(part))
     while lines:
         yield take()
 
@@ -259,6 +267,9 @@ class Appender:
         except HttpError as error:
             text = re.sub(r"\bline (\d+)", lambda found: _place(batch.numbers[int(found[1]) - 1]), str(error), count=1)
             raise AppendError(f"{text}; {self._so_far}") from error
+        if len(ids) != len(batch.lines):
+            what = f"{len(ids)} IDs for {len(batch.lines)} lines"
+            raise AppendError(f"{self.client.url} answers {what}; is that a replication daemon?; {self._so_far}")
         self._note(ids, batch.numbers[-1])
         return ids
 
@@ -321,16 +332,6 @@ class LineAppender(Appender):
 
 def _place(number: int) -> str:
     return f"line {number}" if number else "ROW"
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt, as SIGINT does, so that the error states what was appended."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -9,11 +9,12 @@ import json
 import time
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 from rich.console import Group
 
+from replication.cli.output import interrupted_by_sigterm
 from replication.cli.parser import Parser
 from replication.cli.tables import FittingTable, make_console, plain
 from replication.cli.watch import PERIOD, STYLES, as_page, attention_first, watch
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from replication.web.blocking_client import HttpClient
+
+Id: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a larger one is no figure of a curve
 
 _NO_WRITER: Final = {"instance": "-", "position": "-", "lag": "-", "state": "-", "error": None}
 
@@ -63,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
             if found.check and status["not_ready"]:
                 raise HttpError(f"{client.url} is not ready: {status['not_ready']}")
             return 0
-        with suppress(KeyboardInterrupt):
-            if not console.is_terminal:
+        with suppress(KeyboardInterrupt), interrupted_by_sigterm():  # else the terminal would stay as it is
+            if not console.is_terminal or console.is_dumb_terminal:
                 print_again(client, render, console)
             drawn = (lambda status, view: as_json(view.arrange(status))) if found.json else as_page
             watch(lambda: fetch(client), drawn, console)
@@ -75,9 +78,9 @@ class _Writer(TypedDict):
     """A writer; daemons of earlier versions lack the fields that are not required."""
 
     instance: str
-    position: int
-    announced: NotRequired[int]
-    lag: int
+    position: Id
+    announced: NotRequired[Id]
+    lag: Id
     state: str
     error: str | None
     lost_and_found: NotRequired[int]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 from msgspec.structs import replace
-from twisted.internet.defer import CancelledError, maybeDeferred
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
-from replication.deferreds import start_alone
+from replication.deferreds import call_function, start_alone
 from replication.errors import ConfigError, PositionMovedError, StoreError, ValueRefusedError
 from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
 from replication.logs import OF_APPLICATION
@@ -248,7 +248,7 @@ class Application:
         An exception that elsewhere ends a process, or the work of this class, is raised as a RuntimeError, so that the
         stream stops as after any other: SystemExit, GeneratorExit, or a cancellation of something that is awaited.
         """
-        return await maybeDeferred(function, *arguments).addErrback(self._raise_again)
+        return await call_function(function, *arguments).addErrback(self._raise_again)
 
     def _raise_again(self, failure: Failure) -> Failure:
         error = failure.value

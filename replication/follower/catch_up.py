@@ -24,7 +24,7 @@ from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.logs import TroubleLog
 from replication.net.endpoints import default_http_url, is_redis
 from replication.streams.facts import count_rows
-from replication.streams.history import UNKNOWN_EPOCH, certain_position
+from replication.streams.history import certain_position
 from replication.streams.interfaces import Page
 from replication.urls import Url
 from replication.web.client import HttpCatchUp, StreamLackingError
@@ -125,9 +125,9 @@ class CatchUpSources:
     _in_memory: set[StreamName] = attrs.field(init=False)
     _put_off: dict[Url, float] = attrs.field(init=False, factory=dict)  # slow sources, and until when
 
-    # The name of a writer's newest epoch; ``FollowedLinks`` requests it over the connection.
-    epoch_of: Callable[[StreamName, InstanceName], Awaitable[str | None]] = attrs.field(
-        init=False, default=lambda _stream, _writer: succeed("")
+    # What ``FollowedLinks.history`` returns over the connection.
+    sent_history: Callable[[StreamName, InstanceName], Awaitable[History | None]] = attrs.field(
+        init=False, default=lambda _stream, _writer: succeed(())
     )
 
     def __attrs_post_init__(self) -> None:
@@ -252,24 +252,20 @@ class CatchUpSources:
         return Page((), step.upto, limited=False)
 
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return the epochs of a writer from the first source that has them; empty if none has any.
+        """Return the epochs of a writer; empty if it has none.
 
-        A source may be older than a restore of the writer's database.  So the process that sends the writer's POSITION
-        is asked for the newest epoch, and a history without it is not used (docs/protocol/following.md E7).  If that
-        process is not connected, any history is used.  Segments are left out.
+        The process that sends the writer's POSITION sends them over the connection.  A source may be older than a
+        restore of the writer's database.  So the first source that has some is used only if that process sends none, as
+        a version 0.1, or is not connected (docs/protocol/following.md E7).  Segments are left out.
 
-        CatchUpError: no history was found, and a source failed or is older; the message has the reasons.
+        CatchUpError: that process cannot read them now; or no source has any, and one failed.
         """
-        return await self._history_with(await self.epoch_of(stream, writer) or "", endpoint, stream, writer)
+        return await self.sent_history(stream, writer) or await self._stored_history(endpoint, stream, writer)
 
-    async def _history_with(
-        self, epoch: str, endpoint: str | None, stream: StreamName, writer: InstanceName
-    ) -> History:
-        """Return the first history that has an epoch of this name; any history if the name is empty."""
+    async def _stored_history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
+        """Return the first history that a source has."""
         if endpoint is not None and is_redis(endpoint):
             return ()  # a Synapse has none
-        if epoch == UNKNOWN_EPOCH:
-            raise CatchUpError(f"the process that sends positions of {writer} cannot read the name of its newest start")
         failures: list[str] = []
         for url in [*self._http_for_history(endpoint, writer), *self._databases()]:
             try:
@@ -277,10 +273,8 @@ class CatchUpSources:
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
                 continue
-            if epoch in ("", *(each.name for each in found)) and found:
+            if found:
                 return found
-            if epoch:
-                failures.append(f"{url or OWN_HTTP} lacks the newest start of {writer}: it may be older than a restore")
         if failures:
             raise CatchUpError("; ".join(failures))
         return ()
@@ -295,12 +289,16 @@ class CatchUpSources:
         after: Token,
         upto: Token,
     ) -> FactCount | None:
-        """Return the count of a writer's facts in a range, from a source with its ``history``; None if some are gone.
+        """Return the count of a writer's facts in a range, from a source with its ``history``.
 
-        CatchUpError: no source has this history and all of the range; the message has the reason of each.
+        None: some are gone, or there is no source at all.  CatchUpError: no source has this history and all of the
+        range; the message has the reason of each.
         """
         failures = []
-        for url in [*self._http_for_history(endpoint, writer), *self._databases()]:
+        urls = [*self._http_for_history(endpoint, writer), *self._databases()]
+        if urls == [None] and self._http_of(endpoint, writer) is None:
+            return None
+        for url in urls:
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 if [*await source.history(stream, writer)] == [*history]:
@@ -319,12 +317,12 @@ class CatchUpSources:
         histories = self._histories
         if (stream, writer) in histories:
             return histories[stream, writer]
-        epoch = await self.epoch_of(stream, writer)
         try:
-            history = await self._history_with(epoch or "", endpoint, stream, writer)
+            sent = await self.sent_history(stream, writer)
+            history = sent or await self._stored_history(endpoint, stream, writer)
         except CatchUpError as error:
             raise CatchUpError(f"the history of {writer} is needed, and not known: {error}") from error
-        if epoch is not None:
+        if sent is not None:
             histories[stream, writer] = history
         return history
 

@@ -125,7 +125,7 @@ class FormerWriters:
                 self._had_position[name].update(positions)
                 self._raise_positions(connection, follower, positions)
                 await self._tried(name, self._store(follower, self._searched[name]))
-            elif (found := await self._tried(name, self._search(follower, positions))) is not None:
+            elif (found := await self._tried(name, self._search(connection, follower, positions))) is not None:
                 suspects[follower] = found
         if any(suspects.values()):  # a new writer may have sent no position yet, and have stored none
             await self._lifetime.sleep(LOOK_AGAIN)
@@ -136,7 +136,7 @@ class FormerWriters:
         for follower, found in suspects.items():
             if connection == self._connection():
                 name, positions = follower.name, stored.get(follower.name, {})
-                former = self._former(follower, positions, found)
+                former = self._former(connection, follower, positions, found)
                 before = self._had_position[name] if self._looked.get(name) == connection else set()
                 self._had_position[name] = {*positions, *before} - former.keys()
                 self._looked[name] = connection
@@ -151,7 +151,9 @@ class FormerWriters:
         """Return the connection to a Redis that is followed, with its number."""
         return next(((each, each.connections) for each in self._links if each.state == "following"), None)
 
-    async def _search(self, follower: StreamFollower, stored: Mapping[InstanceName, Token]) -> _Tokens:
+    async def _search(
+        self, connection: _Connection, follower: StreamFollower, stored: Mapping[InstanceName, Token]
+    ) -> _Tokens:
         """Return the former writers of a stream, each with the position that it gets.
 
         Its last row may be above all stored positions.
@@ -169,16 +171,22 @@ class FormerWriters:
             searched.upto = last
         known = {**dict.fromkeys(positions, Token(0)), **searched.writers}
         found = {writer: max(end, token, positions.get(writer, end)) for writer, token in known.items()}
-        former = self._former(follower, stored, found)
-        if self._looked.get(name) != self._connection():
+        former = self._former(connection, follower, stored, found)
+        if self._looked.get(name) != connection:
             return former
         may_be_restored = {writer for writer in self._had_position[name] & former.keys() if former[writer] > last}
         return {writer: token for writer, token in former.items() if writer not in may_be_restored}
 
-    def _former(self, follower: StreamFollower, stored: Mapping[InstanceName, Token], found: _Tokens) -> _Tokens:
+    def _former(
+        self,
+        connection: _Connection,
+        follower: StreamFollower,
+        stored: Mapping[InstanceName, Token],
+        found: _Tokens,
+    ) -> _Tokens:
         """Return those without a stored position, unless a process that was not removed since has sent one."""
         linked = {writer for writer, cursor in follower.cursors.items() if cursor.linked}
-        if self._looked.get(follower.name) == self._connection():
+        if self._looked.get(follower.name) == connection:
             linked -= {*self._had_position[follower.name], *self.found[follower.name]}
         return {writer: token for writer, token in found.items() if writer not in stored and writer not in linked}
 

@@ -195,6 +195,15 @@ class ReceivedTokens(CopiedTokens):
             self._floor = floor
             self._keep({}, floor)
 
+    async def undo(
+        self,
+        transaction: ITransaction | None,  # noqa: ARG002 (there is none)
+        writer: InstanceName,
+        above: Token,
+    ) -> None:
+        """Forget the tokens of a writer above a token: they are given again."""
+        self._tokens = {token: of for token, of in self._tokens.items() if of != writer or token <= above}
+
     async def begin_audit(self, positions: Mapping[InstanceName, Token]) -> dict[InstanceName, Token]:
         """Return ``positions``, where the audit begins."""
         return {**positions}

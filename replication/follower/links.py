@@ -6,11 +6,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import attrs
+from msgspec import MsgspecError
 from twisted.internet.defer import Deferred
 
 from replication.deferreds import share
-from replication.errors import ConfigError
+from replication.errors import CatchUpError, ConfigError
 from replication.net.endpoints import is_redis
+from replication.streams.history import MAX_EPOCHS, UNKNOWN_HISTORY, Epoch, read_history
 from replication.wire.commands import Ping
 from replication.wire.grammar import InstanceName
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from replication.net.links import IWriterLink
+    from replication.streams.history import History
     from replication.wire.grammar import StreamName
 
 DEFAULT_CONNECT: Final = ("tcp:127.0.0.1:9092",)
@@ -76,14 +79,29 @@ class FollowedLinks:
         """Return where the last POSITION of a writer in a stream came from; None if no link has sent one."""
         return self._of_streams.get((stream, writer))
 
-    async def epoch(self, stream: StreamName, writer: InstanceName) -> str | None:
-        """Return the name of a writer's newest epoch from the link that has sent its last POSITION in the stream.
+    async def history(self, stream: StreamName, writer: InstanceName) -> History | None:
+        """Return a writer's history from the link that has sent its last POSITION in the stream.
 
-        It is empty if that names none; None if that link is lost.
+        It is empty if the other end sends none, and None if that link is lost.  CatchUpError: the other end cannot
+        read it now.
         """
         endpoint = self.endpoint(stream, writer)
         link = next((each for each in self._of_writers[writer] if each.endpoint == endpoint), None)
-        return None if link is None else await link.echo(f"{stream} {writer}")
+        history = list[Epoch]()
+        while link is not None:
+            answer = await link.echo(f"{stream} {writer} {len(history)}")
+            if answer is None:
+                break
+            if answer == UNKNOWN_HISTORY:
+                raise CatchUpError(f"the process at {endpoint} cannot read the history of {writer} now")
+            try:
+                epochs = read_history(answer)
+            except MsgspecError:
+                epochs = ()
+            if not epochs or len(history) > MAX_EPOCHS:
+                return history
+            history += epochs
+        return None
 
     def over_redis(self) -> bool:
         """Whether a link is to a Redis, where writers may be found at any time."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 
+from replication.deferreds import NO_GENERATOR
 from replication.errors import ConfigError, StreamError, decorator_error
 from replication.follower.application import FailedFactFunction
 from replication.follower.failures import DEFAULT_ATTEMPTS
@@ -154,7 +155,13 @@ class RegistersFunctions:
 
 
 def _check_call(decorator: str, stream: str, function: Callable[..., object], arguments: str) -> None:
-    """Raise ConfigError if a function cannot be called with these arguments; one without a signature passes."""
+    """Raise ConfigError if a function cannot be called with these arguments, or does nothing when it is called.
+
+    One without a signature passes.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(f"{decorator}({stream!r}): {name}() has `yield`, so a call does nothing: {NO_GENERATOR}")
     try:
         inspect.signature(function).bind(*arguments.split(", "))
     except ValueError:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from replication.net.command_functions import CommandFunctions
     from replication.net.protocol import Limits, ReplicationProtocol
     from replication.presence.reporter import PresenceReporter
+    from replication.streams.history import History
     from replication.streams.interfaces import PeerStatus, Sample
     from replication.wire.grammar import InstanceName, StreamName, Token
     from replication.writer.positions import IPositions
@@ -68,7 +69,7 @@ class Relay:
         reporter: sends commands to the writers.
 
     ``FollowedStreams`` sets ``links``, those to the writers; ``all_known``, whether there are no other writers; and
-    ``followed_epoch``, which returns the name of a writer's newest followed epoch, empty if there is none.
+    ``followed_history``, which returns the history of a writer as it is followed, empty if there is none.
     ``is_complete`` is true while all writers found are announced and ``all_known()`` is true; it decides between PING
     ``complete`` and ``partial`` (docs/protocol/connection.md B2).  If this process writes streams, its ``Master`` sets
     ``own``, their positions.  Otherwise ``own`` is None, and ``server`` has the followers.
@@ -85,7 +86,7 @@ class Relay:
     links: FollowedLinks = attrs.field(init=False, factory=FollowedLinks)
     all_known: Callable[[], bool] = attrs.field(init=False, default=lambda: True)
     is_complete: bool = attrs.field(init=False, default=False)
-    followed_epoch: Callable[[StreamName, InstanceName], Awaitable[str]] = attrs.field(init=False)
+    followed_history: Callable[[StreamName, InstanceName], Awaitable[History]] = attrs.field(init=False)
     _published: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each announced writer
     _found_at: dict[_Key, Token] = attrs.field(
         init=False, factory=dict
@@ -109,10 +110,10 @@ class Relay:
         ours = [] if self.own is None else self.own.lines(streams)
         return [*ours, *(self._position(key) for key in self._published if not streams or key[0] in streams)]
 
-    async def epoch(self, stream: StreamName, writer: InstanceName) -> str:
-        """Return the name of a writer's newest epoch that is followed or written here; empty if there is none."""
-        followed = await self.followed_epoch(stream, writer)
-        return await self.own.epoch(stream, writer) if self.own is not None and not followed else followed
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the history of a writer that is followed here, or writes here; empty if there is none."""
+        followed = await self.followed_history(stream, writer)
+        return await self.own.history(stream, writer) if self.own is not None and not followed else followed
 
     # ---- what cursors report
 

@@ -72,6 +72,7 @@ class ServedStreams:
     _reports: IFollowers | None
     _lifetime: Lifetime
     skips: ISkips | None
+    trouble: Exception | None = attrs.field(init=False, default=None)  # why the last start failed
 
     @property
     def followers(self) -> IFollowers | None:
@@ -178,7 +179,9 @@ class ServedStreams:
         return token_of(positions) if known else MultiWriterToken(Token(0), positions)
 
     async def check(self) -> None:
-        """Return if the store answers and can be written, else StoreError."""
+        """Return if the store answers and can be written, else StoreError; the error of a failed start."""
+        if self.trouble is not None:
+            raise self.trouble
         await (self._store.check() if self._master is None else self._master.served.check())
 
     # ---- users

@@ -27,7 +27,6 @@ from replication.net.endpoints import is_redis
 from replication.session.backoff import Backoff
 from replication.session.channel import LostRow
 from replication.session.connection import Fault, Received, Rows
-from replication.streams.history import last_name
 from replication.wire.commands import Ping, Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from replication.net.command_functions import CommandFunctions
     from replication.net.links import IWriterLink
     from replication.streams.definitions import StreamDefinition
+    from replication.streams.history import History
     from replication.streams.interfaces import IStreamStore
 
 STOP_PATIENCE: Final = 10.0  # seconds in which running functions must end when this process stops
@@ -100,7 +100,7 @@ class FollowedStreams:
 
     def __attrs_post_init__(self) -> None:
         """Let the relay announce writers once all are found, and the sources ask for epochs over the wire."""
-        self.missed.sources.epoch_of = self.links.epoch
+        self.missed.sources.sent_history = self.links.history
         self.absent = AbsentWriters(
             expected=self._expected,
             links=self.links,
@@ -118,7 +118,7 @@ class FollowedStreams:
         )
         if self.relay is not None:
             self.relay.links, self.relay.all_known = self.links, self.all_writers_known
-            self.relay.followed_epoch = self._followed_epoch
+            self.relay.followed_history = self._followed_history
         if self._audit_interval and self.missed.sources.foreign_database() is None:
             self._relayed_audit = RelayedAudit(
                 over_http=lambda endpoint: self.missed.sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
@@ -325,16 +325,16 @@ class FollowedStreams:
         self._followers[name] = follower
         return follower
 
-    async def _followed_epoch(self, stream: StreamName, writer: InstanceName) -> str:
-        """Return the name of a writer's newest epoch that is followed; empty if there is none."""
+    async def _followed_history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the history of a writer that is followed; empty if there is none."""
         follower = self._followers.get(stream)
         if follower is None:
-            return ""
+            return ()
         if follower.histories is not None:
-            return last_name(await follower.histories.followed(writer))
-        # No history is compared here, so the writer is asked.  Without a link the name is empty: at the next link
+            return await follower.histories.followed(writer)
+        # No history is compared here, so the writer is asked.  Without a link the result is empty: at the next link
         # ``Relay.linked_again`` closes the followers' connections, so they ask again.
-        return await self.links.epoch(stream, writer) or ""
+        return await self.links.history(stream, writer) or ()
 
     async def _copied_streams(self) -> Collection[StreamName]:
         """Return the streams whose copies are stored here."""

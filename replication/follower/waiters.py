@@ -41,7 +41,8 @@ class PositionWaiters:
     ) -> Deferred[None]:
         """Return a Deferred that fires when the position reaches ``token``.
 
-        It fails with ``error()`` after ``timeout`` seconds.
+        It fails with ``error()`` after ``timeout`` seconds; soon if these are negative, as those up to a time that has
+        passed.
         """
         key, waiting = (stream, writer), Deferred[None]()
         entry = (token, waiting)
@@ -58,7 +59,7 @@ class PositionWaiters:
                     del self._waiting[key]
             return result
 
-        return waiting.addTimeout(timeout, self._clock, late).addBoth(forget)
+        return waiting.addTimeout(max(0.0, timeout), self._clock, late).addBoth(forget)
 
     def moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         """Fire the Deferreds for ``position`` and smaller tokens."""

@@ -222,10 +222,12 @@ class Worker(RegistersFunctions):
             check_reactor(self._clock)
             self._start = Deferred.fromCoroutine(self._open())
         start = self._start
-        if start is not None and (error := await share(start)) is not None:
-            if is_temporary(error) and self._start is start:
-                self._start = None  # the next call tries again
-            raise error
+        if start is not None:
+            self.served.trouble = error = await share(start)
+            if error is not None:
+                if is_temporary(error) and self._start is start:
+                    self._start = None  # the next call tries again
+                raise error
 
     def stop(self) -> Deferred[None]:
         """Let running functions end, then close the connections and the database."""

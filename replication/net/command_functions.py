@@ -6,9 +6,9 @@ import inspect
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from twisted.internet.defer import maybeDeferred
 from twisted.logger import Logger
 
+from replication.deferreds import call_function
 from replication.errors import ConfigError, decorator_error
 from replication.logs import OF_APPLICATION
 from replication.session.connection import Role, may_send
@@ -97,6 +97,6 @@ class CommandFunctions:
 
     def _call(self, what: str, function: Callable[..., object], *arguments: Any) -> None:
         """Call a function and log its error, which does not concern the connection."""
-        maybeDeferred(function, *arguments).addErrback(
+        call_function(function, *arguments).addErrback(
             lambda failure: self.log.failure(OF_APPLICATION + " for {what} raised", failure, what=what)
         )

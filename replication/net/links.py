@@ -76,8 +76,9 @@ class IWriterLink(Hashable, Protocol):
     def echo(self, question: str = "") -> Deferred[str | None]:
         """Send a PING that the other end sends back; fires with what that adds (docs/protocol/connection.md B2).
 
-        To ``STREAM INSTANCE`` it adds the name of the writer's newest epoch.  The answer is empty if there is nothing
-        to add and, at once, if the other end sends no PING back.  None: there is no connection, or it is lost before.
+        To ``STREAM INSTANCE PLACE`` it adds the writer's epochs from a place on.  The answer is empty if there is
+        nothing to add and, at once, if the other end sends no PING back.  None: there is no connection, or it is lost
+        before.
         """
 
     def request_positions(self) -> None:

@@ -268,10 +268,10 @@ def _left_out(
 ) -> Iterator[str]:
     """Yield a warning if tables of the application have rows, in a range, of writers without a position."""
     found: Counter[str] = Counter()
-    tables = JoinedRows[Any](definition, definition.all_sources(database.dialect), mark="", order="")
-    for query in tables.queries:
-        if query.source.instance_column is not None:
-            found.update(dict(database.rows(query.counts(after, upto))))
+    mark = "%s" if database.dialect == "postgresql" else "?"
+    tables = JoinedRows[Any](definition, definition.all_sources(database.dialect), mark=mark, order="")
+    for query in [each for each in tables.queries if each.source.instance_column is not None]:
+        found.update(dict(database.rows(query.counts(after, upto))))
     others = [(writer, rows) for writer, rows in found.most_common() if writer not in positions]
     if others:
         names = ", ".join([f"{rows} of {writer!r}" for writer, rows in others[:SHOWN]])

@@ -6,7 +6,8 @@ The driver plans; executors fetch rows over HTTP, one partition for each writer 
 from __future__ import annotations
 
 import re
-from contextlib import closing
+from contextlib import closing, contextmanager
+from http import HTTPStatus
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,7 @@ from replication.errors import ConfigError
 from replication.spark.histories import HISTORIES, KEPT, check_histories, check_unchanged, make_offset, positions_of
 from replication.spark.options import KEY_COLUMNS, SourceOptions
 from replication.streams.access_tokens import hide_access_tokens
-from replication.web.blocking_client import UnavailableError
+from replication.web.blocking_client import HttpError, UnavailableError
 from replication.web.pages import MAX_PAGE_ROWS
 from replication.wire import grammar
 from replication.wire.grammar import StreamName
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import Page
     from replication.web.blocking_client import HttpClient, StreamInfo
 
+NO_WRITER: Final = ""
 FIRST_PATIENCE: Final = 10.0  # seconds of retries, after which the URL is assumed to be wrong
 PARTITION_IDS: Final = 100_000  # the fewest IDs in a partition
 PARTITIONS: Final = 64  # the most partitions of one writer
@@ -133,6 +135,21 @@ def _text(value: object) -> str | None:
     return grammar.encode_again(value)
 
 
+@contextmanager
+def _gone_explained(instance: str) -> Iterator[None]:
+    """Add the cure to an error about deleted facts: the option from alone leaves out facts of other writers, too."""
+    try:
+        yield
+    except HttpError as error:
+        if error.status != HTTPStatus.GONE:
+            raise
+        raise HttpError(
+            f"{error}: give the options instance={instance} and from={error.fields.get('gone_upto')}; a streaming "
+            "query needs a new checkpoint for that. Read each other writer with a query of its own: from would leave "
+            "out its facts, too"
+        ) from error
+
+
 class _Reader:
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options
@@ -143,7 +160,7 @@ class _Reader:
         if not isinstance(partition, TokenRange):
             return
         instance = partition.instance
-        with closing(self._options.client()) as client:
+        with closing(self._options.client()) as client, _gone_explained(instance):
             for page in client.pages(self._options.stream, instance, after=partition.after, upto=partition.upto):
                 if page.facts:
                     yield _batch(self._options, self._columns, instance, page)
@@ -181,7 +198,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._goal: tuple[Offsets, Mapping[str, History]] | None = None
         self._newest: Offsets | None = None
         self._planned: dict[str, Any] | None = None  # the last offset, whose histories were compared
-        self._received = monotonic()
+        self._failing: dict[str, float] = {}  # since when pages of a writer fail; under NO_WRITER, since when all do
         self._page_rows = MAX_PAGE_ROWS  # of the next page, also of the next micro-batch
         self._batches = 0  # micro-batches with a limit
 
@@ -208,17 +225,21 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             reached, histories = self._reached(client) if self._goal is None else self._goal
             check_histories(options.stream, start, histories)
             begin = positions_of(start)
-            end = {name: max(position, begin.get(name, options.start)) for name, position in reached.items()}
+            end = {
+                name: max(position, begin.get(name, 0))
+                for name, position in reached.items()
+                if name in begin or position > options.start  # a lower position may be that of its next epoch
+            }
             if isinstance(limit, ReadMaxRows):
                 end = self._admit(client, begin, end, limit.max_rows)
         except UnavailableError:
-            if self._goal is not None or monotonic() - self._received > options.patience:
+            if self._goal is not None or not self._may_wait(NO_WRITER):
                 raise
             return start
         finally:
             self._page_rows = client.page_rows
             client.close()
-        self._received = monotonic()
+        self._failing.pop(NO_WRITER, None)
         self._planned = make_offset({**begin, **end}, start, histories)
         return self._planned
 
@@ -245,6 +266,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         reached = self._note(client.stream(stream))
         return reached, {name: client.history(stream, name) for name in reached}
 
+    def _may_wait(self, writer: str) -> bool:
+        """Note that a request has failed; returns whether it is within the patience since the first one that did."""
+        now = monotonic()
+        return now - self._failing.setdefault(writer, now) < self._options.patience
+
     def _note(self, info: StreamInfo) -> Offsets:
         self._newest = self._options.positions(info)
         return self._newest
@@ -263,16 +289,21 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             turn = self._batches % len(waiting)
             waiting = [*waiting[turn:], *waiting[:turn]]
         self._batches += 1
+        self._failing = {each: since for each, since in self._failing.items() if each in (NO_WRITER, *waiting)}
         share = max(rows // max(len(waiting), 1), 1)
         while waiting and left > 0:
             instance = waiting.pop(0)
             limit = min(left, share, MAX_PAGE_ROWS)
             try:
-                page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
-            except UnavailableError:
+                with _gone_explained(instance):
+                    page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
+            except UnavailableError as error:
+                if not self._may_wait(instance):
+                    raise HttpError(str(error)) from error
                 if left == rows:
                     raise
                 break
+            self._failing.pop(instance, None)
             size = sum(len(fact.texts) for fact in page.facts)
             if size > left and left < rows:
                 continue  # left to the next micro-batch

@@ -12,7 +12,7 @@ from replication.streams.history import Epoch, read_position
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from replication.spark.options import Offsets
     from replication.streams.history import History
@@ -29,9 +29,14 @@ def positions_of(offset: Mapping[str, Any]) -> Offsets:
 
 
 def make_offset(positions: Offsets, start: Mapping[str, Any], histories: Mapping[str, History]) -> dict[str, Any]:
-    """Return an offset with these positions; a history that is not known now is that of ``start``."""
-    known = {name: [[*epoch] for epoch in history[-KEPT:]] for name, history in histories.items() if history}
-    kept = {**start.get(HISTORIES, {}), **known}
+    """Return an offset with these positions; a history that is not known now, or is behind, is that of ``start``."""
+    former = start.get(HISTORIES, {})
+    known = {
+        name: [[*epoch] for epoch in history[-KEPT:]]
+        for name, history in histories.items()
+        if history and not _is_behind(history, former.get(name, ()))
+    }
+    kept = {**former, **known}
     offset = {**positions, HISTORIES: dict(sorted(kept.items()))} if kept else positions
     return dict(sorted(offset.items()))  # Spark compares offsets as text
 
@@ -42,7 +47,7 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
     It is raised, too, if a new writer has the facts of one in ``start``: it was renamed.
     """
     known = {epoch[0]: name for name, epochs in start.get(HISTORIES, {}).items() for epoch in epochs}
-    for name in sorted(histories.keys() - start.keys()):
+    for name in sorted(histories.keys() - start.keys() - start.get(HISTORIES, {}).keys()):
         if former := [known[epoch.name] for epoch in histories[name] if epoch.name in known]:
             raise StreamError(
                 f"{former[0]} of {stream} was renamed to {name}: this query would read its rows again under that "
@@ -50,7 +55,7 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
             )
     for name, epochs in start.get(HISTORIES, {}).items():
         theirs, position = histories.get(name, ()), start.get(name, 0)
-        if not theirs:
+        if not theirs or _is_behind(theirs, epochs):
             continue
         common = read_position([Epoch(*each) for each in epochs], theirs, Token(position))
         if common is None and position > 1:
@@ -63,6 +68,14 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
                 f"{name} of {stream} was restored from a backup: its rows above {common} are lost, and this query has "
                 f"read up to {position}; {_CURE}"
             )
+
+
+def _is_behind(history: History, read: Sequence[Sequence[Any]]) -> bool:
+    """Whether a history ends before an epoch that a query has read, and is the same up to there: a copy is behind.
+
+    After a restore, a writer begins another epoch before it publishes.
+    """
+    return history[-1].name in [name for name, *_ in read[:-1]]
 
 
 def check_unchanged(stream: str, writer: str, upto: int, planned: History, now: History) -> None:

@@ -201,7 +201,8 @@ def differs(
     """
     found = f"fact {token} is {shown(texts)}, but table {definition.table!r} has {shown(kept)} for it"
     if was_there:
-        return StoreError(f"stream {definition.name!r}: {found}; another program wrote that")
+        why = f"stream {definition.name!r}: {found}; another program wrote that: try again, with another ID"
+        return StoreError(why)
     return ValueRefusedError(f"stream {definition.name!r}: {found}: append values as the columns store them")
 
 

@@ -61,18 +61,20 @@ class SourceQuery:
             **dict.fromkeys(definition.boolean_fields, bool),
             **dict.fromkeys(definition.ascii_fields, _encode_ascii),
         }
-        self.conversions = {row.index(field): convert for field, convert in conversions.items()}  # by position
+        self._declared = {row.index(field): convert for field, convert in conversions.items()}  # by position
         self._instance, self._group = "NULL", ""  # without GROUP BY an index has the answer at its end
         self.where = f" AND ({source.where})" if source.where else ""
         self.own = self._escape(self.where)  # of one writer, beside parameters
         if source.instance_column is not None:
-            self._instance, self._group = f"coalesce(source.\"{source.instance_column}\", '{MASTER}')", " GROUP BY 1"
+            text = "::text" if mark == "%s" else ""  # PostgreSQL pads a char(12) with spaces, which a text has not
+            self._instance = f"coalesce(source.\"{source.instance_column}\"{text}, '{MASTER}')"
+            self._group = " GROUP BY 1"
             self.own = f" AND {self._instance} = {mark}{self.own}"
         self.shape(self.values)
 
     def shape(self, values: Sequence[str], json_places: Sequence[int] = ()) -> None:
         """Make the statements, with ``values`` as the fields of a row; those at ``json_places`` are texts of JSON."""
-        self.conversions = {**dict.fromkeys(json_places, grammar.read_json), **self.conversions}
+        self.conversions = {**dict.fromkeys(json_places, grammar.read_json), **self._declared}
         way, mark = self._direction, self._mark
         tables = " ".join([self.table, *filter(None, [self.source.joins])])
         token, escape = f"{way.minus}{self.id}", self._escape
@@ -232,7 +234,7 @@ class JoinedRows(ApplicationTables[_Session]):
         A follower that reads them later must receive what another follower receives now.
         """
         for writer, facts in written:
-            self._check(partial(session.run, prepare=False), writer, facts)
+            self._check(self._ask(session, in_transaction=True), writer, facts)
 
     def delete(self, _session: _Session, _writer: InstanceName, _above: Token) -> None:
         """Raise StoreError: the tables belong to the application."""
@@ -240,7 +242,7 @@ class JoinedRows(ApplicationTables[_Session]):
 
     def rows(self, session: _Session, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; StoreError names a table with a value that JSON cannot express."""
-        ask = session.ask  # prepared: to plan a query of several tables takes longer than to read a few rows
+        ask = self._ask(session, in_transaction=False)
         found = self._rows(ask, writer, after, upto, limit + 1)
         rows = cut_rows([token for token, _ in found], [text for _, text in found], upto=upto, limit=limit)
         if rows is None:
@@ -251,6 +253,10 @@ class JoinedRows(ApplicationTables[_Session]):
             tokens = [token for token, texts in facts for _ in texts]
             return rows._replace(tokens=tokens, texts=[text for _, texts in facts for text in texts])
         return rows
+
+    def _ask(self, session: _Session, *, in_transaction: bool) -> Ask:
+        # Prepared outside a transaction: to plan a query of several tables takes longer than to read a few rows.
+        return partial(session.run, prepare=False) if in_transaction else session.ask
 
     def _check(self, ask: Ask, writer: InstanceName, facts: Sequence[Fact]) -> None:
         for token, texts in facts:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     History = Sequence["Epoch"]  # of one writer of one stream, the oldest first; empty if it is not known
 
 MAX_EPOCHS: Final = 1_000  # the newest; about 30 kB of JSON
-UNKNOWN_EPOCH: Final = "?"  # no epoch has this name: a process cannot read the newest one
+UNKNOWN_HISTORY: Final = "?"  # in place of the JSON of a history, which a process cannot read now
 RAISED: Final = "raised-"  # how the name of an epoch begins in which others have raised the position of a former writer
 
 
@@ -134,11 +134,6 @@ def _raised_from(epoch: Epoch) -> Token | None:
 
 def _state(epoch: Epoch) -> str:
     return epoch.name.partition(".")[2]
-
-
-def last_name(history: History) -> str:
-    """Return the name of the newest epoch; empty if there is none."""
-    return history[-1].name if history else ""
 
 
 def encode_history(history: History) -> str:

@@ -23,8 +23,9 @@ from replication.session.backoff import Backoff
 from replication.streams.history import Epoch
 from replication.urls import hide_secret
 from replication.web.address import bearer, split_url
+from replication.web.bounded_answer import BoundedResponse
 from replication.web.pages import GROW, MAX_ANSWER, MAX_PAGE_ROWS, SHRINK, NoPageError, read_page
-from replication.wire.grammar import InstanceName, Token
+from replication.wire.grammar import InstanceName, Token, count_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +39,9 @@ _T = TypeVar("_T")
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)]
 
 CONNECT_TIMEOUT: Final = 5.0  # seconds to connect, TLS handshake included: a port without TLS never answers one
-TIMEOUT: Final = 60.0  # seconds without a byte of the answer
+TIMEOUT: Final = 60.0  # seconds without a byte of the answer; it also has to be whole in time (bounded_answer)
+MOST_VALUES: Final = 4_000_000  # in the JSON of an answer: each takes about 64 bytes of memory
+MAX_ERROR: Final = 2**20  # bytes of an answer with an error; a larger one is another program's
 FIRST_DELAY: Final = 0.1  # seconds before the first retry; doubled for each further one
 MAX_DELAY: Final = 2.0
 TEMPORARY: Final = frozenset({408, 429, 502, 503, 504})  # statuses after which a request is sent again
@@ -92,7 +95,8 @@ class HttpClient:
     ``stream_exists`` that includes 404: a process that has just started may not have received the stream yet.
     ``unauthorized_hint`` is the advice given if the API requires a secret and ``secret`` is None.
 
-    ``timeout``: seconds without a byte of the answer, after which a request fails.
+    ``timeout``: seconds without a byte of the answer, after which a request fails.  An answer also has so many seconds
+    in all, and one more for each 16 KiB.
 
     ``page_rows``: the most rows of the next page; they become fewer once an answer was lost.
 
@@ -126,6 +130,7 @@ class HttpClient:
             )
         else:
             self._connection = HTTPConnection(host, parts.port, timeout=timeout)
+        self._connection.response_class = BoundedResponse
         self._prefix = parts.path
         self._headers: dict[str, str | bytes] = {} if self.secret is None else {"Authorization": bearer(self.secret)}
 
@@ -147,6 +152,10 @@ class HttpClient:
 
     def decode(self, text: bytes, form: Any) -> Any:
         """Return the decoded JSON of an answer; HttpError if it is not of this type."""
+        if len(text) > MOST_VALUES and count_values(text.decode(errors="replace")) > MOST_VALUES:
+            raise HttpError(
+                f"{self.url} answers JSON with more than {MOST_VALUES} values; is that a replication daemon?"
+            )
         try:
             answer = json.loads(text)
             msgspec.convert(answer, form)
@@ -352,6 +361,8 @@ def tls_context(certificate: tuple[str, str] | None) -> SSLContext:
 
 def _fields(answer: bytes) -> Mapping[str, Any]:
     """Return the fields of an error; none if another program answers."""
+    if len(answer) > MAX_ERROR:
+        return {}
     try:
         error = json.loads(answer)
     except (ValueError, RecursionError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import quote
 
 from replication.web.blocking_client import TIMEOUT, HttpError
+from replication.web.bounded_answer import MAX_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,7 @@ class AnswerParser:
         self._data = b""
         self._left: int | None = None  # bytes of the chunk, or of a body with a length
         self._chunked = False
+        self._passed = 0  # bytes of answers 100
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the lines of an answer 200 that are whole now; ValueError if this is no HTTP, or has no end."""
@@ -72,6 +74,9 @@ class AnswerParser:
             if not found:
                 return False
             self._data = rest
+            self._passed += len(head)
+            if self._passed > MAX_HEADERS:
+                raise ValueError(f"its answer has more than {MAX_HEADERS} bytes of headers")
             first, *others = head.decode("latin-1").split("\r\n")
             version, status, *reason = first.split(" ", 2)
             if not version.startswith("HTTP/1."):
@@ -80,7 +85,7 @@ class AnswerParser:
         headers = {name.lower(): text.strip() for name, _, text in (each.partition(":") for each in others)}
         self._chunked = headers.get("transfer-encoding") == "chunked"
         if not self._chunked:
-            self._left = int(headers.get("content-length", 0))
+            self._left = _size(headers.get("content-length", "0"), 10)
             self.ended = self._left == 0
         return True
 
@@ -89,9 +94,15 @@ class AnswerParser:
         line, found, rest = self._data.removeprefix(b"\r\n").partition(b"\r\n")
         if not found:
             return False
-        self._data, self._left = rest, int(line.partition(b";")[0], 16)
+        self._data, self._left = rest, _size(line.partition(b";")[0].decode("latin-1"), 16)
         self.ended = self._left == 0
         return True
+
+
+def _size(text: str, base: int) -> int:
+    if (size := int(text, base)) < 0:
+        raise ValueError(f"a part of its answer has the size {size}")
+    return size
 
 
 class _Refusal(TypedDict):
@@ -121,6 +132,7 @@ class LineUpload:
         self._ends = False
         self._since = 0.0  # when the last answer arrived, or the first line that has none was added
         self._silent_since: float | None = None  # when all was sent to this connection, while it answers nothing
+        self._stuck_since = 0.0  # when this connection last took a byte, or the first of those that wait came
         self._socket: socket | None = None
         self._out = bytearray()
         self._parser = AnswerParser()
@@ -196,10 +208,10 @@ class LineUpload:
         if not self._unanswered:
             return None
         if self._out:
-            return TIMEOUT
-        if self._silent_since is None:
-            self._silent_since = monotonic()
-        return max(0.0, self._silent_since + TIMEOUT - monotonic())
+            since = self._stuck_since
+        else:
+            since = self._silent_since = self._silent_since or monotonic()
+        return max(0.0, since + TIMEOUT - monotonic())
 
     def _connected(self) -> socket:
         if self._socket is None:
@@ -223,6 +235,8 @@ class LineUpload:
         self._client.close()
 
     def _put(self, lines: Sequence[bytes]) -> None:
+        if not self._out:
+            self._stuck_since = monotonic()
         if lines:
             data = b"".join([b"%b\n" % line for line in lines])
             self._out += b"%x\r\n%b\r\n" % (len(data), data)
@@ -230,6 +244,7 @@ class LineUpload:
     def _send(self, connection: socket) -> None:
         try:
             del self._out[: connection.send(self._out)]
+            self._stuck_since = monotonic()
         except _NOT_NOW:
             return
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from twisted.internet.defer import maybeDeferred
-
+from replication.deferreds import call_function
 from replication.errors import ConfigError, decorator_error
 
 if TYPE_CHECKING:
@@ -54,4 +53,4 @@ class SynapseRequests:
     async def answer(self, name: str, words: Sequence[str], body: dict[str, Any]) -> object:
         """Return the answer to a request that is in this object (``name in requests``)."""
         function = self._functions.get(name)
-        return {} if function is None else await maybeDeferred(function, words, body)
+        return {} if function is None else await call_function(function, words, body)

@@ -72,7 +72,7 @@ class Ping(_TextCommand):
     """``PING <text>``: a sign of life, normally with the time in ms; the first starts the receiver's time-out.
 
     If the text of a server's PING ends with ``ECHO``, that server sends back each PING whose text begins with it.  To
-    ``echo NUMBER STREAM INSTANCE`` it adds the name of that writer's newest epoch.  A server sends ``HISTORY STREAM
+    ``echo NUMBER STREAM INSTANCE PLACE`` it adds that writer's epochs from a place on.  A server sends ``HISTORY STREAM
     INSTANCE`` when that history has changed while its followers were connected, and ``WITHDRAWN STREAM INSTANCE`` when
     it does not send the position of that writer any more.  The first PING of a relay has ``PARTIAL`` if the relay has
     not found all writers yet; it sends ``COMPLETE`` when it has (docs/protocol/connection.md B2).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import CoroutineType
+from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
@@ -86,15 +86,17 @@ class Interaction(Generic[R]):
     def run(self, database: ISqlExecutor, call_reactor: IReactorCalls) -> Sequence[Write]:
         """Call the function, and return what is to be stored; a second call starts over.
 
-        StreamError: the function is a coroutine function, or returns a Deferred.  RowError: the fact is too large.
+        StreamError: the function is a coroutine function or has ``yield``, or returns a Deferred.  RowError: the fact
+        is too large.
         """
         token, settled = self._id()
         new = NewFact(self._stream.definition, token, self._encode_invalidation)
         self.result = self._function(database, new)
-        if isinstance(self.result, (Deferred, CoroutineType)):
+        if isinstance(self.result, (Deferred, CoroutineType, GeneratorType)):
             if isinstance(self.result, CoroutineType):
                 self.result.close()
-            raise StreamError("run_interaction() needs a plain function: it runs on a thread, and can await nothing")
+            why = "it runs on a thread, and can await nothing"
+            raise StreamError(f"run_interaction() needs a plain function without `yield`: {why}")
         check_size(new.texts)
         check_size(new.invalidations)
         fact = Fact(token, tuple(new.texts))

@@ -11,7 +11,6 @@ from twisted.logger import Logger
 from replication.errors import StoreError
 from replication.session.encoder import EncodedLines, encode_position
 from replication.streams.definitions import CACHES
-from replication.streams.history import last_name
 from replication.streams.positions import MultiWriterToken, token_of
 from replication.wire.grammar import Token
 from replication.writer.former_writers import find_left
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from replication.deferreds import Lifetime
     from replication.net.broadcast import Broadcast
     from replication.net.protocol import ReplicationProtocol
+    from replication.streams.history import History
     from replication.streams.interfaces import IStreamStore
     from replication.wire.commands import Command
     from replication.wire.grammar import InstanceName, StreamName
@@ -33,7 +33,7 @@ POLL_INTERVAL: Final = 1.0  # seconds
 
 
 class IPositions(Protocol):
-    """What answers REPLICATE, and a PING that asks for an epoch."""
+    """What answers REPLICATE, and a PING that asks for a history."""
 
     @property
     def is_complete(self) -> bool:
@@ -47,8 +47,8 @@ class IPositions(Protocol):
         """Return the POSITION lines for ``streams``, or for all streams if that is empty."""
         ...
 
-    async def epoch(self, stream: StreamName, writer: InstanceName) -> str:
-        """Return the name of the newest epoch of a writer that is known here; empty if none is.  Raises StoreError."""
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the history of a writer as it is known here; empty if it has none.  Raises ReplicationError."""
         ...
 
 
@@ -137,9 +137,9 @@ class Positions:
                 lines.append(writer.outgoing.position())
         return lines
 
-    async def epoch(self, stream: StreamName, writer: InstanceName) -> str:
-        """Return the name of a writer's newest epoch in the database; empty if it has none.  Raises StoreError."""
-        return last_name(await self._store.history(stream, writer))
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the history of a writer in the database; empty if it has none.  Raises StoreError."""
+        return await self._store.history(stream, writer)
 
     def of_writers(self, writer: StreamWriter) -> dict[InstanceName, Token]:
         """Return each writer's position in a stream; those of other writers are as of the last poll."""

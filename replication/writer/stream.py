@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from contextlib import contextmanager
 from functools import partial
-from operator import itemgetter
+from operator import index, itemgetter
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, overload
 
 import attrs
@@ -20,7 +21,7 @@ from replication.web.pages import BLANK
 from replication.writer.reservation import FactTransaction, OpenTransactions, Reservation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from replication.streams.definitions import StreamDefinition
@@ -76,12 +77,16 @@ class StreamWriter:
         """Return the block in which one fact is written, or ``count`` facts in one transaction.
 
         ``async with`` gives the Reservation, or a list of ``count`` of them.  NotAWriterError: this instance may not
-        write here.  StreamError: ``count`` is below 1.  ConfigError: this is not the reactor's thread.  The block
-        commits at its end, and rolls back if it raises (docs/guarantees.md).
+        write here.  StreamError: ``count`` is no integer, or below 1.  ConfigError: this is not the reactor's thread.
+        The block commits at its end, and rolls back if it raises (docs/guarantees.md).
         """
         self._check_caller()
         if count is None:
             return FactTransaction(self._transactions, self.outgoing, 1, _first)
+        try:
+            count = index(count)  # also of another type of integers
+        except TypeError as error:
+            raise StreamError(f"reserve({count!r:.40}): the number of IDs is an integer") from error
         if count < 1:
             raise StreamError(f"reserve({count}): reserve one ID at least")
         return FactTransaction(self._transactions, self.outgoing, count, list[Reservation])
@@ -117,11 +122,16 @@ class StreamWriter:
                 returns the same IDs; to a stream in memory, until the process ends (docs/http.md, Idempotency keys).
 
         RowError: a fact is not a list of rows of this stream; ``fact`` is its index, from 0.  Nothing is appended.
+        StreamError: ``key`` is not a text.  Nothing is appended.
         NotAWriterError, StoppingError, or ConfigError in another thread than the reactor's: nothing is appended.
         StoreError: the facts may be committed or not; call again with the same key (docs/guarantees.md).
 
         """
         self._check_caller()
+        if not isinstance(facts, Iterable):
+            raise RowError(f"append() takes a list of facts, each a list of rows, not a {type(facts).__name__}")
+        if not (key is None or isinstance(key, str)):
+            raise StreamError(f"append(key={key!r:.40}): an idempotency key is a str")
         texts = await self._encode(facts)
         await self._transactions.ready()
         stored = None if key is None else receipt_key(self.definition.name, key, self._run)

@@ -19,7 +19,7 @@ from replication.net.admission import Admission
 from replication.net.peer_log import PeerLog
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Fault, Received, Role, Rows, check_direction
-from replication.streams.history import UNKNOWN_EPOCH
+from replication.streams.history import UNKNOWN_HISTORY, encode_history
 from replication.streams.interfaces import PeerStatus, Sample
 from replication.wire.commands import Command, Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
 from replication.wire.grammar import InstanceName, StreamName
@@ -43,8 +43,9 @@ MAX_REPLICATE: Final = 100  # commands of one peer that wait until this process 
 NOT_WRONG: Final = frozenset({"ping timeout", "slow peer", "silent"})  # faults without a wrong line
 NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
 ECHO_LENGTH: Final = 600  # characters of a PING that are sent back: a number, two of the longest names
-MAX_ASKED: Final = 100  # epochs that one peer has asked for, without an answer
-EPOCH_PATIENCE: Final = 10.0  # seconds in which the database must return an epoch
+MAX_ASKED: Final = 100  # histories that one peer has asked for, without an answer
+HISTORY_PATIENCE: Final = 10.0  # seconds in which the database must return a history
+MAX_SENT_EPOCHS: Final = 100  # in one answer, which is at most 13 KiB
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -296,24 +297,30 @@ class Subscribers(Factory):
             self._peer_log.pinged(peer)
             return
         match text[:ECHO_LENGTH].split():
-            case [_, _, stream, writer] as words if not peer.rights.missing("read", [stream]):
-                reading = shield(self._read_epoch(peer, StreamName(stream), InstanceName(writer)))
-                reading.addTimeout(EPOCH_PATIENCE, self._clock, lambda _failure, _seconds: UNKNOWN_EPOCH)
-                reading.addCallback(lambda epoch: peer.send(Ping(" ".join([*words, epoch]).rstrip())))
+            case [_, _, stream, writer, place] as words if place.isdecimal() and not peer.rights.missing(
+                "read", [stream]
+            ):
+                reading = shield(self._read_history(peer, StreamName(stream), InstanceName(writer), int(place)))
+                reading.addTimeout(HISTORY_PATIENCE, self._clock, lambda _failure, _seconds: UNKNOWN_HISTORY)
+                reading.addCallback(lambda epochs: peer.send(Ping(" ".join([*words, epochs]))))
             case words:
                 peer.send(Ping(" ".join(words)))
 
-    async def _read_epoch(self, peer: ReplicationProtocol, stream: StreamName, writer: InstanceName) -> str:
+    async def _read_history(
+        self, peer: ReplicationProtocol, stream: StreamName, writer: InstanceName, place: int
+    ) -> str:
+        """Return epochs of a writer as JSON, beginning with the one at ``place``, which counts from 0."""
         if peer.asked >= MAX_ASKED:
-            return UNKNOWN_EPOCH
+            return UNKNOWN_HISTORY
         peer.asked += 1
         try:
-            return await self._positions.epoch(stream, writer)
+            history = await self._positions.history(stream, writer)
+            return encode_history(history[place : place + MAX_SENT_EPOCHS])
         except ReplicationError:
-            return UNKNOWN_EPOCH
+            return UNKNOWN_HISTORY
         except Exception:  # noqa: BLE001 (the peer must have an answer)
-            self.log.failure("reading an epoch")
-            return UNKNOWN_EPOCH
+            self.log.failure("reading a history")
+            return UNKNOWN_HISTORY
         finally:
             peer.asked -= 1
 

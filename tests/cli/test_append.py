@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from contextlib import closing, contextmanager
+from time import process_time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +116,26 @@ def test_a_batch_is_bounded_in_lines_and_bytes(tmp_path: Path) -> None:
     assert sum(each.size for each in batches) == path.stat().st_size
 
 
+def test_a_line_without_an_end_is_refused_and_those_before_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append, "MAX_FACT_BYTES", 20_000)
+    with open("/dev/zero", "rb", buffering=0) as endless:  # noqa: PTH123
+        batches = [*read_batches(endless.fileno())]
+    assert [len(line) > 20_000 for _, line in lines_of(batches)] == [True]
+    with piped(b"[1]\n" + b"[" + b" " * 25_000) as source, pytest.raises(AppendError, match="line 2: more than 20000"):
+        run(api := FakeApi(), *read_batches(source))
+    assert api.facts == []
+
+
+def test_a_long_line_is_read_in_a_time_that_grows_with_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    path.write_bytes(b"x" * 2**25)
+    with path.open("rb", buffering=0) as file:
+        begun = process_time()
+        [found] = read_batches(file.fileno())
+    assert len(found.lines[0]) == 2**25
+    assert process_time() - begun < 1.0
+
+
 def test_one_line_larger_than_a_batch_goes_alone(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_bytes(b'1\n"%b"\n2\n' % (b"x" * append.BATCH_BYTES))
@@ -128,6 +149,17 @@ def test_a_row_becomes_a_fact_and_its_id_is_printed(capsys: pytest.CaptureFixtur
     assert api.facts == [b'{"rows":[["o1","placed"]]}', b'{"rows":[2]}', b'{"rows":[3]}']
     assert capsys.readouterr().out == "2\n3\n4\n"
     assert api.calls[0][0] == "/v1/streams/orders%2Fx/facts"
+
+
+@pytest.mark.parametrize("ids", [[], [2, 3]])
+def test_another_number_of_ids_is_not_the_answer_of_a_daemon(
+    ids: list[int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeApi()
+    monkeypatch.setattr(api, "request", lambda *_: json.dumps({"ids": ids}).encode())
+    with pytest.raises(AppendError, match=f"answers {len(ids)} IDs for 1 lines; is that a replication daemon"):
+        run(api, batch(b"[1]"))
+    assert capsys.readouterr().out == ""
 
 
 def test_every_batch_has_its_own_key() -> None:

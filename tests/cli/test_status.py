@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import time
 from typing import Any
 
@@ -141,6 +143,29 @@ def test_watching_goes_on_until_interrupted(
     assert second == "it is away"
 
 
+def test_watching_on_a_terminal_that_cannot_redraw_prints_the_same_as_on_a_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
+    monkeypatch.setattr(status, "make_console", lambda: terminal)
+    assert run(monkeypatch, FakeApi(None, None), "--watch") == 0
+    assert isinstance(terminal.file, io.StringIO)
+    assert terminal.file.getvalue().count("CONNECTION") == 2
+
+
+def test_sigterm_ends_watching_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr(status, "print_again", watch)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parser, "open_client", lambda *_: FakeApi(None))
+        assert status.main(["--watch"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_watching_on_a_pipe_prints_the_same_table_with_what_needs_attention_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +193,14 @@ def test_a_process_whose_database_does_not_answer_shows_what_it_knows(
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == f"worker worker1 of example.com: {why}"
         assert lines[2].split()[:3] == ["orders[red]", "master", "7"]
+
+
+@pytest.mark.parametrize("field", ["position", "announced", "lag"])
+def test_an_id_that_no_daemon_has_is_refused(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = {**SEEN["streams"][0]["writers"][0], field: 10**400}  # no curve can be drawn of it
+    monkeypatch.setitem(SEEN, "streams", [{**SEEN["streams"][0], "writers": [writer]}])
+    with pytest.raises(HttpError, match="answers other JSON than a replication daemon"):
+        run(monkeypatch, FakeApi(None))
 
 
 def test_watching_ends_with_a_permanent_error(monkeypatch: pytest.MonkeyPatch) -> None:

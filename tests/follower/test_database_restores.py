@@ -368,3 +368,20 @@ class WithoutStoredPositionsTests(AuditCase):
             caches.database.write(ONE, 3)
             caches.check()
         self.assertEqual(caches.requests, 2)
+
+    def test_without_copy_and_function_a_lost_fact_with_the_id_of_an_earlier_one_is_applied(self) -> None:
+        """Cached functions follow only the position: a missed invalidation leaves an old value for ever."""
+        caches = self.follow(FakeDatabase("caches", stores_positions=False), mode=FollowMode.POSITION_ONLY)
+        caches.database.ended = Token(0)  # a transaction is open, so all is compared again
+        caches.at(ONE, 1)
+        caches.database.write(ONE, 2, 3, 4, 5)
+        caches.send(ONE, 2, 3, 4, 5)
+        with logged():
+            caches.check()
+            caches.database.restore(3)
+            caches.check()
+            self.assertEqual(caches.follower.position(ONE), 3)
+            caches.database.write(ONE, 4, 5)  # 4 is lost on its way
+            caches.send(ONE, 5)
+            caches.check()
+        self.assertEqual(caches.follower.late, {ONE: 1})

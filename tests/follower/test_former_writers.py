@@ -109,8 +109,7 @@ class FormerCase(AuditCase):
     def setUp(self) -> None:
         self.database = FakeDatabase("orders")
         self.database.write(ONE, 2, 4, 9)
-        self.database.write(OLD, 3, 7)
-        del self.database.positions[OLD]
+        self.database.written.update({Token(3): OLD, Token(7): OLD})
         self.followed = FormerFollowed(f"sqlite:///{self.mktemp()}", self.database, mode=self.mode)
         self.addCleanup(self.followed.stop)
 
@@ -262,9 +261,17 @@ class SearchTests(FormerCase):
         self.followed.check()
         self.assertEqual((self.database.asked["writers"], self.followed.known()), (0, False))
 
-    def test_after_a_connection_that_is_lost_between_two_looks_all_is_done_again(self) -> None:
+    def test_after_a_connection_that_is_lost_during_a_search_all_is_done_again(self) -> None:
+        async def lose(_: object) -> Token:
+            self.followed.lose()
+            return Token(9)
+
         self.followed.at(ONE, 9)
-        self.followed.check(self.followed.lose)
+        reading = self.patch(self.database, "last_row", lose)
+        self.followed.check()
+        reading.restore()
+        self.followed.reconnect(one=9)
+        self.followed.check(self.followed.lose)  # between two looks
         self.assertEqual((self.followed.applied(), self.followed.known()), ([2, 4, 9], False))
         self.followed.reconnect(one=9)
         self.followed.check()

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.follower.links import FollowedLinks, is_open
+from replication.streams.history import MAX_EPOCHS, UNKNOWN_HISTORY
 from replication.wire.commands import Ping
 from replication.wire.grammar import InstanceName, StreamName
-from tests.doubles import begin, now
+from tests.doubles import begin, error_of, now
+
+if TYPE_CHECKING:
+    from replication.streams.history import History
 
 ONE, TWO = InstanceName("one"), InstanceName("two")
 ORDERS, STOCK = StreamName("orders"), StreamName("stock")
+OLD, NEW = '[["old",1,1]]', '[["new",1,1]]'
+
+
+def names(history: History | None) -> list[str] | None:
+    """Return the names of the epochs."""
+    return None if history is None else [each.name for each in history]
 
 
 @attrs.define(eq=False)
@@ -24,13 +34,13 @@ class Link:
     endpoint: str
     state: str = "connected"
     requests: int = 0
-    answer: str | None = ""
+    answers: list[str | None] = attrs.field(factory=lambda: [""])  # the last one is repeated
     questions: list[str] = attrs.field(factory=list)
 
     def echo(self, question: str = "") -> Deferred[str | None]:
         """Answer a question."""
         self.questions.append(question)
-        return succeed(self.answer)
+        return succeed(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
 
     def request_positions(self) -> None:
         """Count the request."""
@@ -104,17 +114,40 @@ class LinksTests(SynchronousTestCase):
         self.assertEqual(self.links.silent_endpoints(), [])
         self.assertFalse(self.links.all_positions_received())
 
-    def test_the_link_that_has_sent_the_last_position_of_a_writer_is_asked_for_its_epoch(self) -> None:
+    def test_the_link_that_has_sent_the_last_position_of_a_writer_is_asked_for_its_history(self) -> None:
         first, second = self.add("tcp:a:1"), self.add("tcp:b:1")
-        first.answer, second.answer = "old", "new"
-        self.assertIsNone(now(self.links.epoch(ORDERS, ONE)), "no link has sent a position")
+        first.answers, second.answers = [OLD, "[]"], [NEW, "[]"]
+        self.assertIsNone(now(self.links.history(ORDERS, ONE)), "no link has sent a position")
         for link in (first, second):
             self.links.position_received(link, ORDERS, ONE)
-        self.assertEqual((now(self.links.epoch(ORDERS, ONE)), second.questions), ("new", ["orders one"]))
+        self.assertEqual(names(now(self.links.history(ORDERS, ONE))), ["new"])
+        self.assertEqual(second.questions, ["orders one 0", "orders one 1"])
         self.links.lost(second)
-        self.assertIsNone(now(self.links.epoch(ORDERS, ONE)), "until the other link sends its position again")
+        self.assertIsNone(now(self.links.history(ORDERS, ONE)), "until the other link sends its position again")
         self.links.position_received(first, ORDERS, ONE)
-        self.assertEqual(now(self.links.epoch(ORDERS, ONE)), "old")
+        self.assertEqual(names(now(self.links.history(ORDERS, ONE))), ["old"])
+
+    def test_a_history_arrives_in_parts(self) -> None:
+        link = self.add("tcp:a:1")
+        self.links.position_received(link, ORDERS, ONE)
+        for answers, found in (
+            ([OLD, NEW, "[]"], ["old", "new"]),
+            ([""], []),  # an older version sends nothing
+            (["{"], []),
+            ([OLD, None], None),
+            ([OLD] * MAX_EPOCHS + [NEW] * 9, ["old"] * MAX_EPOCHS + ["new"]),  # it would have no end
+        ):
+            link.answers = [*answers]
+            self.assertEqual(names(now(self.links.history(ORDERS, ONE))), found, answers[:3])
+
+    def test_a_writer_that_cannot_read_its_history_has_one(self) -> None:
+        link = self.add("tcp:a:1")
+        self.links.position_received(link, ORDERS, ONE)
+        link.answers = [UNKNOWN_HISTORY]
+        self.assertEqual(
+            str(error_of(begin(self.links.history(ORDERS, ONE)))),
+            "the process at tcp:a:1 cannot read the history of one now",
+        )
 
     def test_of_each_stream_the_link_that_has_sent_the_last_position_of_a_former_writer_has_its_facts(self) -> None:
         """Two processes send positions of a writer that was removed, and only one of them has all of its streams."""
@@ -124,8 +157,9 @@ class LinksTests(SynchronousTestCase):
             self.links.position_received(link, stream, ONE)
         found = [self.links.endpoint(stream, ONE) for stream in (STOCK, ORDERS)]
         self.assertEqual(found, ["tcp:a:1", "tcp:b:1"])
-        both.answer = "name"
-        self.assertEqual((now(self.links.epoch(STOCK, ONE)), both.questions), ("name", ["stock one"]))
+        both.answers = [NEW, "[]"]
+        self.assertEqual(names(now(self.links.history(STOCK, ONE))), ["new"])
+        self.assertEqual(both.questions, ["stock one 0", "stock one 1"])
 
     def test_a_relay_may_be_replaced_by_one_that_does_not_send_whether_it_has_found_all(self) -> None:
         link = self.add("tcp:a:1")
@@ -148,7 +182,7 @@ class LinksTests(SynchronousTestCase):
     def test_a_link_is_open_if_it_answers(self) -> None:
         link = self.add("tcp:a:1")
         self.assertTrue(now(is_open(link)))
-        link.answer = None
+        link.answers = [None]
         self.assertFalse(now(is_open(link)))
 
     def test_all_open_links_to_a_writer_request_positions(self) -> None:

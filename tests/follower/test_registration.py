@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import inlineCallbacks
 
 from replication.errors import ConfigError, StreamError
 from replication.follower.failures import DEFAULT_ATTEMPTS
 from replication.streams.skips import FailedFactAction
 from tests.doubles import begin, error_of
 from tests.follower.cases import HELLO, ORDERS, WorkerCase, position
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
 
 
 def stop(*_: object) -> FailedFactAction:
@@ -59,6 +65,22 @@ class DecoratorTests(WorkerCase):
                 decorate(3)
             self.assertIn("3 is not a callable object", str(caught.exception))
             self.assertIs(decorate(stop), stop)
+
+    def test_each_refuses_a_function_whose_call_does_nothing(self) -> None:
+        def generate(*_: object) -> Iterator[None]:
+            yield
+
+        async def generate_async(*_: object) -> AsyncIterator[None]:
+            yield
+
+        for name in self.NAMES:
+            for function in (generate, generate_async):
+                with self.assertRaises(ConfigError) as caught:
+                    getattr(self.worker, name)("orders")(function)
+                wrong = f"{name}('orders'): {function.__name__}() has `yield`, so a call does nothing: "
+                self.assertTrue(str(caught.exception).startswith(wrong), caught.exception)
+            decorated: Any = inlineCallbacks(generate)  # type: ignore[arg-type]
+            self.assertIs(getattr(self.worker, name)("orders")(decorated), decorated)
 
     def test_a_function_without_a_signature_is_accepted(self) -> None:
         without = max  # of C

@@ -21,7 +21,7 @@ from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.web.site import make_site
 from replication.wire.commands import COMMANDS, ApplicationCommand
-from replication.wire.grammar import InstanceName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
 from tests.doubles import FragileStore, Net, Wire, begin, connect, error_of, lines_of, logged, now, shown_metrics
 from tests.follower.cases import HELLO, HTTP, MASTER, ORDERS, WIRE, WorkerCase, contents, fact, position, rdata
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from replication.session.encoder import EncodedLines
     from replication.streams.cursor import CatchUp
     from replication.streams.facts import Fact
+    from replication.streams.history import History
     from replication.web.client import HttpCatchUp
 
 RELAY_WIRE, RELAY_HTTP = 9192, 9193
@@ -170,8 +171,8 @@ class PublishingTests(RelayCase):
                 asked.append(streams)
                 return []
 
-            async def epoch(self, stream: object, writer: object) -> str:
-                return f"{stream} {writer}"
+            async def history(self, stream: StreamName, writer: object) -> History:
+                return [Epoch(f"{stream} {writer}", Token(0), Token(0))]
 
         read: Deferred[None] = Deferred()
         relay.own = Own()
@@ -180,7 +181,7 @@ class PublishingTests(RelayCase):
         read.callback(None)
         self.assertEqual(refreshed, [None])
         self.assertEqual((relay.lines([ORDERS]), asked), ([], [[ORDERS]]))
-        self.assertEqual(now(relay.epoch(ORDERS, MASTER)), "orders master")
+        self.assertEqual([each.name for each in now(relay.history(ORDERS, MASTER))], ["orders master"])
 
     def test_a_writer_is_announced_once_it_is_caught_up_with(self) -> None:
         """A relay with a new database: a lower POSITION would take its followers back."""

@@ -44,6 +44,12 @@ class WaitTests(WorkerCase):
         self.send(self.writer, position(1, 9))
         self.assertEqual(mine, [None])
 
+    def test_a_time_that_has_passed_is_a_timeout_of_0(self) -> None:
+        for timeout in (-1.0, float("nan")):
+            waiting = self.wait(9, timeout=timeout)
+            self.net.advance(0.0)
+            self.assertIsInstance(error_of(waiting), PositionTimeoutError)
+
     def test_a_timeout_names_the_position_and_the_connections(self) -> None:
         self.send(self.writer, rdata(2))
         waiting = self.wait(9, timeout=2.5)

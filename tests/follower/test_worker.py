@@ -305,6 +305,17 @@ class StartTests(WorkerCase):
         self.net.run()
         self.assertEqual(started, [None])
 
+    def test_the_probes_of_a_worker_show_why_its_start_waits(self) -> None:
+        for writes in (), ["own"]:
+            self.store.errors["open"] = StoreError("the disk is full", temporary=True)
+            worker = self.make_worker(streams=["orders"], writes=writes)
+            error_of(begin(worker.start()))
+            self.assertIs(error_of(begin(worker.served.check())), self.store.errors.pop("open"))
+            begin(worker.start())
+            self.net.run()
+            now(worker.served.check())
+            begin(worker.stop())
+
     def test_a_start_in_asyncio_without_the_reactor_is_refused_with_the_cure(self) -> None:
         async def main() -> None:
             worker = Worker(database="sqlite://")  # on the global reactor, which does not run

@@ -145,21 +145,21 @@ class ConversationTests(ClientCase):
         self.net.run()
         self.assertEqual(answers, ["", None])
 
-    def test_the_process_at_the_endpoint_is_asked_for_an_epoch(self) -> None:
+    def test_the_process_at_the_endpoint_is_asked_for_a_history(self) -> None:
         writer = self.serve(GOOD.replace(b"PING 1", b"PING 1 echo"))
-        self.assertIsNone(now(self.client.echo("orders master")), "no connection")
+        self.assertIsNone(now(self.client.echo("orders master 0")), "no connection")
         self.client.start()
         self.net.run()
         answers: list[str | None] = []
         for _ in range(2):
-            self.client.echo("orders master").addCallback(answers.append)
+            self.client.echo("orders master 0").addCallback(answers.append)
         self.net.run()
-        self.assertEqual(lines_of(writer.connections[0].received)[-2], "PING echo 1 orders master")
-        writer.connections[0].transport.write(b"PING echo 1 orders master 09f911aa\n")
+        self.assertEqual(lines_of(writer.connections[0].received)[-2], "PING echo 1 orders master 0")
+        writer.connections[0].transport.write(b"PING echo 1 orders master 0 []\n")
         self.net.run()
         writer.connections[0].transport.loseConnection()
         self.net.run()
-        self.assertEqual(answers, ["09f911aa", None])
+        self.assertEqual(answers, ["[]", None])
 
     def test_a_writer_that_answers_no_pings_is_not_asked(self) -> None:
         writer = self.serve(GOOD)

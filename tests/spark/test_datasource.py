@@ -21,6 +21,7 @@ import replication.replay
 from replication.errors import ConfigError, StreamError
 from replication.spark import datasource
 from replication.spark.datasource import BatchReader, ReplicationDataSource, StreamReader, TokenRange, token_ranges
+from replication.spark.histories import positions_of
 from replication.spark.options import SourceOptions
 from replication.streams.facts import Fact
 from replication.streams.history import Epoch
@@ -288,7 +289,22 @@ def test_a_new_query_can_begin_at_the_latest_fact_or_after_an_id(master: FakeMas
     assert rows == [row for row in rows_of(MINE) + rows_of(OTHERS, OTHER) if row[2] > 50]
     source = reader(master, **{"from": "100"})
     end, rows = follow(source, source.initialOffset(), ReadAllAvailable())
-    assert (end, rows) == ({MASTER: 100, OTHER: 100}, [])
+    assert (end, rows) == ({}, [])
+
+
+def test_a_writer_may_start_again_below_the_id_after_which_a_query_began(master: FakeMaster) -> None:
+    """Each writer begins its epoch at its own last position, and others may be ahead; nothing was restored."""
+    master.epochs = {MASTER: [epoch("a", 1)], OTHER: [epoch("x", 1)]}
+    for limit in (ReadAllAvailable(), ReadMaxRows(100)):
+        master.histories, master.epochs[OTHER] = {MASTER: MINE, OTHER: OTHERS[:3]}, [epoch("x", 1)]
+        source = reader(master, **{"from": "50"})
+        end, _ = follow(source, source.initialOffset(), limit)
+        assert positions_of(end) == {MASTER: 58}
+        master.epochs[OTHER] = [epoch("x", 1), epoch("y", OTHERS[2].token)]
+        end, _ = follow(source, end, limit)
+        master.histories[OTHER] = OTHERS
+        end, rows = follow(source, end, limit)
+        assert rows == [row for row in rows_of(OTHERS, OTHER) if row[2] > 50]
 
 
 def test_a_new_writer_is_read_from_its_beginning(master: FakeMaster) -> None:
@@ -407,17 +423,56 @@ def test_spark_may_ask_for_all_rows_although_a_limit_is_set(master: FakeMaster) 
     assert follow(reader(master, maxRowsPerBatch="1"), {}, ReadAllAvailable())[0] == {MASTER: 58, OTHER: 59}
 
 
-def test_a_query_waits_for_an_unavailable_master_until_patience_ends(master: FakeMaster) -> None:
+class Clock:
+    """Replaces the clock of the driver."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(datasource, "monotonic", lambda: self.now)
+
+
+def test_a_query_waits_for_an_unavailable_master_until_patience_ends(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
     source = reader(master, patience="60")
     start: dict[str, int] = {MASTER: 10}
     master.unavailable = 2
     for limit in (ReadAllAvailable(), ReadMaxRows(5)):
         assert source.latestOffset(start, limit) == start
     assert source.latestOffset(start, ReadAllAvailable()) == {MASTER: 58, OTHER: 59}
-    source._received -= 61
+    for wait in (61, 59):  # one trigger may be ten minutes after the other: patience begins with a failure
+        clock.now += wait
+        master.unavailable = 1
+        assert source.latestOffset(start, ReadAllAvailable()) == start
+    clock.now += 1
     master.unavailable = 1
     with pytest.raises(HttpError, match="the database is restarting"):
         source.latestOffset(start, ReadAllAvailable())
+
+
+def test_patience_ends_for_one_writer_while_the_others_go_on(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a row that cannot be read would stop that writer without a message."""
+    clock, answer = Clock(monkeypatch), master.answer
+    master.answer = lambda path, authorization: (  # type: ignore[method-assign]
+        (503, b'{"detail": "no JSON at ID 3"}')
+        if f"instance={OTHER}" in path and "/updates" in path
+        else answer(path, authorization)
+    )
+    source = reader(master, maxRowsPerBatch="4", patience="60")
+    start: dict[str, int] = {}
+    for _ in range(3):
+        clock.now += 20
+        end = source.latestOffset(start, ReadMaxRows(4))
+        assert OTHER not in end or end[OTHER] <= 1
+        start = end
+    assert start[MASTER] > 2
+    clock.now += 20
+    with pytest.raises(HttpError, match="no JSON at ID 3"):
+        for _ in range(2):
+            start = source.latestOffset(start, ReadMaxRows(4))
 
 
 def test_a_micro_batch_with_a_limit_goes_on_with_smaller_pages_if_answers_are_lost(master: FakeMaster) -> None:
@@ -437,14 +492,16 @@ def test_a_micro_batch_with_a_limit_goes_on_with_smaller_pages_if_answers_are_lo
     assert end != start
 
 
-def test_patience_ends_if_positions_arrive_and_pages_do_not(master: FakeMaster) -> None:
-    answer = master.answer
+def test_patience_ends_if_positions_arrive_and_pages_do_not(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, answer = Clock(monkeypatch), master.answer
     master.answer = lambda path, authorization: (  # type: ignore[method-assign]
         (502, b"{}") if "/updates" in path else answer(path, authorization)
     )
     source = reader(master, patience="60")
     assert source.latestOffset({}, ReadMaxRows(5)) == {}
-    source._received -= 61
+    clock.now += 61
     with pytest.raises(HttpError, match="answers 502"):
         source.latestOffset({}, ReadMaxRows(5))
 
@@ -466,6 +523,23 @@ def test_a_new_query_of_an_unknown_stream_fails_at_once(master: FakeMaster) -> N
     source = StreamReader(SourceOptions.read({"http": master.url, "stream": "odrers", "patience": "0"}), COLUMNS)
     with pytest.raises(HttpError, match="no such stream"):
         source.initialOffset()
+
+
+def test_the_cure_for_deleted_facts_leaves_out_no_fact_of_another_writer(master: FakeMaster) -> None:
+    """The other writer has facts below that ID, which the option from alone would leave out."""
+    answer = master.answer
+    gone = b'{"detail": "facts of orders by master up to 40 are gone: begin after 40", "gone_upto": 40}'
+    master.answer = lambda path, authorization: (  # type: ignore[method-assign]
+        (410, gone) if "/updates" in path and "from=0&" in path else answer(path, authorization)
+    )
+    source, cure = reader(master, maxRowsPerBatch="5"), "give the options instance=master and from=40"
+    for read_facts in (
+        lambda: source.latestOffset({}, ReadMaxRows(5)),
+        lambda: read(source, source.partitions({}, source.latestOffset({}, ReadAllAvailable()))),
+        lambda: batch(master),
+    ):
+        with pytest.raises(HttpError, match=f"begin after 40: {cure}; .* new checkpoint.*with a query of its own"):
+            read_facts()
 
 
 def test_available_now_ends_at_the_positions_of_its_start(master: FakeMaster) -> None:

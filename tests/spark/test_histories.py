@@ -54,6 +54,17 @@ def test_a_query_ends_if_a_former_writer_lost_facts_and_another_process_has_rais
         check_unchanged("orders", "w", 21, [A], [A, lost])
 
 
+@pytest.mark.parametrize("theirs", [[A], [A, B], [A, B, epoch("c", 35, 40)]])
+def test_a_copy_may_be_behind_the_query(theirs: list[Epoch]) -> None:
+    """The query read the writer's HTTP before, and the copy has not followed the writer since; nothing is lost."""
+    start = make_offset({"w": 40}, {}, {"w": [A, B]})
+    check_histories("orders", start, {"w": theirs})
+    end = make_offset({"w": 40}, start, {"w": theirs})
+    check_histories("orders", end, {"w": [A, B, epoch("c", 35, 40)]})
+    with pytest.raises(StreamError, match="rows above 20 are lost"):
+        check_histories("orders", end, {"w": [A, epoch("d", 30, 30)]})
+
+
 def test_a_query_ends_if_its_writer_has_another_name_now() -> None:
     """Its rows would be read twice: a table without instance_column belongs to one writer."""
     start = make_offset({"w": 20}, {}, {"w": [A]})

@@ -18,7 +18,6 @@ from replication.streams.history import (
     common_position,
     doubted_since,
     encode_history,
-    last_name,
     raise_epoch,
     raised_name,
     read_history,
@@ -39,10 +38,6 @@ A, B, C = epoch("a", 1), epoch("b", 5), epoch("c", 11)
 
 def common(followed: History, published: History, position: int) -> Token | None:
     return common_position(followed, published, Token(position))
-
-
-def test_the_last_name_is_that_of_the_newest_epoch() -> None:
-    assert [last_name(each) for each in ((), (A,), (A, B))] == ["", "a", "b"]
 
 
 def test_an_ordinary_restart_keeps_the_position() -> None:

@@ -181,6 +181,17 @@ def test_an_answer_that_is_cut_off_is_unavailable(head: bytes) -> None:
         assert isinstance(failure(url), UnavailableError)
 
 
+def test_an_answer_with_very_many_values_is_not_decoded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking_client, "MOST_VALUES", 10)
+    server.answer = (200, b"[" + b"[]," * 10 + b"[]]")
+    assert "more than 10 values; is that a replication daemon?" in str(failure(server.url))
+
+
+def test_a_huge_error_is_not_that_of_a_daemon(server: Server) -> None:
+    server.answer = (400, json.dumps({"detail": "x" * 2**20}).encode())
+    assert str(failure(server.url)).endswith("answers 400: Bad Request")
+
+
 def test_a_closed_connection_is_opened_again(server: Server) -> None:
     with closing(HttpClient(server.url)) as client:
         client.call("GET", "/a")

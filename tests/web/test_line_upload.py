@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, closing, contextmanager
+import socket
+from contextlib import ExitStack, closing, contextmanager, suppress
 from socket import SHUT_RD
+from threading import Thread
 from time import sleep
 from typing import TYPE_CHECKING
 
@@ -185,6 +187,19 @@ def test_any_number_of_answers_100_is_passed_over() -> None:
     assert [*parser.feed(b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000 + ANSWER)] == [b"[2]", b"[3, 4]", b"[5]"]
 
 
+def test_answers_100_without_end_are_refused() -> None:
+    parser = AnswerParser()
+    with pytest.raises(ValueError, match="bytes of headers"):
+        [*parser.feed(b"HTTP/1.1 100 Continue\r\n\r\n" * 100_000)]
+
+
+@pytest.mark.parametrize("rest", [b"Transfer-Encoding: chunked\r\n\r\n-5\r\n[2]\n", b"Content-Length: -5\r\n\r\n[2]\n"])
+def test_a_part_of_an_answer_has_no_negative_size(rest: bytes) -> None:
+    parser = AnswerParser()
+    with pytest.raises(ValueError, match="the size -5"):
+        [*parser.feed(b"HTTP/1.1 200 OK\r\n" + rest)]
+
+
 def test_a_status_is_a_refusal_too_and_a_temporary_one_is_retried_for_the_patience(
     make_upload: Callable[..., Upload], server: LineServer
 ) -> None:
@@ -221,6 +236,28 @@ def test_a_server_that_never_answers_is_unavailable(
     with pytest.raises(UnavailableError, match="did not answer in time"):
         upload.lines.add([b"a"])
         upload.lines.finish()
+
+
+def test_a_server_that_reads_nothing_is_given_up_although_its_answer_drips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_upload, "TIMEOUT", 0.3)
+    monkeypatch.setattr(line_upload, "MAX_UNANSWERED", 2**24)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                for _ in range(100):
+                    connection.sendall(b"x")
+                    sleep(0.05)
+
+        dripping = Thread(target=drip)
+        dripping.start()
+        with closing(HttpClient(f"http://127.0.0.1:{listening.getsockname()[1]}")) as client:
+            lines = LineUpload(client, "orders", lambda _: None)
+            with pytest.raises(UnavailableError, match="did not answer in time"):
+                lines.add([b"x" * 2**23, b"x" * 2**23])
+        dripping.join()
 
 
 def test_lines_that_come_slowly_do_not_hide_that_no_answer_comes(

@@ -22,7 +22,7 @@ from tests.storage.pump import Pump
 from tests.writer.cases import DEFINITIONS, ME, ORDERS, Process, WriterCase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Concatenate, ParamSpec, TypeVar
 
     from twisted.python.failure import Failure
@@ -163,8 +163,13 @@ class InteractionTests(WriterCase):
         async def work(_: ISqlExecutor, __: NewFact) -> None:
             pass
 
-        wrong = "run_interaction() needs a plain function: it runs on a thread, and can await nothing"
-        for each in (work, lambda *_: Deferred[None]()):
+        wrong = "run_interaction() needs a plain function without `yield`: it runs on a thread, and can await nothing"
+
+        def generate(_: ISqlExecutor, fact: NewFact) -> Iterator[None]:
+            fact.write("never")
+            yield
+
+        for each in (work, generate, lambda *_: Deferred[None]()):
             error = error_of(self.run_in(self.notes, each))
             self.assertEqual((type(error), str(error)), (StreamError, wrong))
 

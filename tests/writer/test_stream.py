@@ -341,6 +341,17 @@ class AppendTests(WriterCase):
         self.assertIsInstance(error_of(appending), StreamError)
         self.assertEqual(self.notes.publisher.ids.pending.highest, 1)
 
+    def test_arguments_of_other_types_are_named_before_an_id_is_allocated(self) -> None:
+        for count in (2.5, "2"):
+            with self.assertRaisesRegex(StreamError, r"reserve\(.*\): the number of IDs is an integer"):
+                self.notes.reserve(count)  # type: ignore[call-overload]
+        for wrong, what in ((None, "NoneType"), (5, "int")):
+            with self.assertRaisesRegex(RowError, f"append\\(\\) takes a list of facts, each a .* not a {what}"):
+                now(self.notes.append(wrong))  # type: ignore[arg-type]
+        with self.assertRaisesRegex(StreamError, r"append\(key=5\): an idempotency key is a str"):
+            now(self.notes.append([["a"]], key=5))  # type: ignore[arg-type]
+        self.assertEqual(self.notes.publisher.ids.pending.highest, 1)
+
     def test_an_appended_fact_waits_for_an_earlier_reservation(self) -> None:
         reservation, _ = self.hold()
         now(self.notes.append([["a"]]))

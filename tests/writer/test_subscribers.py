@@ -19,15 +19,17 @@ from replication.net.protocol import REST, Limits
 from replication.net.slow_peers import HOLD
 from replication.session.connection import Fault, Keepalive
 from replication.streams.definitions import StreamDefinition
-from replication.streams.history import UNKNOWN_EPOCH
+from replication.streams.history import UNKNOWN_HISTORY, Epoch, read_history
 from replication.wire.commands import Error, RemoteServerUp, Replicate
+from replication.wire.grammar import Token
 from replication.writer import subscribers
 from replication.writer.subscribers import (
     CLOSED_AT_ONCE,
     CLOSING_PAUSE,
     ECHO_LENGTH,
-    EPOCH_PATIENCE,
+    HISTORY_PATIENCE,
     MAX_QUICK_SILENT,
+    MAX_SENT_EPOCHS,
 )
 from tests.doubles import Wire, connect, lines_of, logged, now, shown_metrics
 from tests.serving import ORDERS, POSITIONS, MasterCase
@@ -59,21 +61,35 @@ class FactoryTests(MasterCase):
         self.send(wire, "PING echo 1", "PING 8", "PING echo " + "x" * 900)
         self.assertEqual(self.new_lines(wire), ["PING echo 1", "PING echo " + "x" * (ECHO_LENGTH - 5)])
 
-    def test_a_ping_that_names_a_writer_is_sent_back_with_its_newest_epoch(self) -> None:
+    def test_a_ping_that_names_a_writer_is_sent_back_with_its_history(self) -> None:
         wire = self.greeted()
-        (*_, newest) = now(self.master.store.history(ORDERS.name, self.master.instance_name))
-        self.send(wire, "PING echo 1 orders master", "PING echo 2 orders other", "PING echo 3 orders")
-        self.assertEqual(
-            self.new_lines(wire),
-            [f"PING echo 1 orders master {newest.name}", "PING echo 2 orders other", "PING echo 3 orders"],
-        )
+        history = now(self.master.store.history(ORDERS.name, self.master.instance_name))
+        self.send(wire, "PING echo 1 orders master 0", "PING echo 2 orders other 0", "PING echo 3 orders master 99999")
+        lines = [line.split(" ") for line in self.new_lines(wire)]
+        self.assertEqual([line[2] for line in lines], ["1", "2", "3"])
+        self.assertEqual([read_history(line[6]) for line in lines], [history, [], []])
+        others = [
+            f"PING echo 4 {words}" for words in ("orders master", "orders master -1", "orders master 0 0", "orders")
+        ]
+        self.send(wire, *others)
+        self.assertEqual(self.new_lines(wire), others)
 
-    def test_where_the_epoch_cannot_be_read_no_history_is_right(self) -> None:
+    def test_a_long_history_is_sent_in_parts_that_a_line_can_have(self) -> None:
+        wire = self.greeted()
+        big = 2**63 - 1
+        history = [Epoch(f"{number:08x}.{number:08x}", Token(big), Token(big)) for number in range(MAX_SENT_EPOCHS + 1)]
+        with patch.object(self.master.store, "history", return_value=history):
+            self.send(wire, "PING echo 1 orders master 0", f"PING echo 2 orders master {MAX_SENT_EPOCHS}")
+        first, second = self.new_lines(wire)
+        self.assertLess(len(first), 13 * 1024)
+        self.assertEqual([*read_history(first.split(" ")[6]), *read_history(second.split(" ")[6])], history)
+
+    def test_a_history_that_cannot_be_read_is_not_sent(self) -> None:
         wire = self.greeted()
         for error in (StoreError("locked"), ZeroDivisionError()):
             with patch.object(self.master.store, "history", side_effect=error):
-                self.send(wire, "PING echo 1 orders master")
-            self.assertEqual(self.new_lines(wire), [f"PING echo 1 orders master {UNKNOWN_EPOCH}"])
+                self.send(wire, "PING echo 1 orders master 0")
+            self.assertEqual(self.new_lines(wire), [f"PING echo 1 orders master 0 {UNKNOWN_HISTORY}"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_the_database_is_read_for_so_many_pings_of_a_connection_at_once(self) -> None:
@@ -83,12 +99,12 @@ class FactoryTests(MasterCase):
             patch.object(self.master.store, "history", Mock(side_effect=lambda *_: share(arrives))) as read,
             patch.object(subscribers, "MAX_ASKED", 3),
         ):
-            self.send(wire, *[f"PING echo {number} orders master" for number in range(4)])
+            self.send(wire, *[f"PING echo {number} orders master 0" for number in range(4)])
             self.assertEqual(read.call_count, 3)
-            self.assertEqual(self.new_lines(wire), [f"PING echo 3 orders master {UNKNOWN_EPOCH}"])
+            self.assertEqual(self.new_lines(wire), [f"PING echo 3 orders master 0 {UNKNOWN_HISTORY}"])
             arrives.callback([])
-            self.send(wire, "PING echo 4 orders master")
-        self.assertEqual(self.new_lines(wire), [f"PING echo {number} orders master" for number in (0, 1, 2, 4)])
+            self.send(wire, "PING echo 4 orders master 0")
+        self.assertEqual(self.new_lines(wire), [f"PING echo {number} orders master 0 []" for number in (0, 1, 2, 4)])
 
     def test_a_database_that_does_not_answer_is_waited_for_a_while(self) -> None:
         """A follower waited with it, ready and without an error."""
@@ -98,13 +114,13 @@ class FactoryTests(MasterCase):
             patch.object(self.master.store, "history", Mock(side_effect=lambda *_: share(arrives))) as read,
             patch.object(subscribers, "MAX_ASKED", 1),
         ):
-            self.send(wire, "PING echo 1 orders master")
-            self.net.advance(EPOCH_PATIENCE)
-            self.send(wire, "PING echo 2 orders master")
+            self.send(wire, "PING echo 1 orders master 0")
+            self.net.advance(HISTORY_PATIENCE)
+            self.send(wire, "PING echo 2 orders master 0")
             self.assertEqual(read.call_count, 1, "that read goes on")
             arrives.errback(StoreError("too late"))
         answers = [line for line in self.new_lines(wire) if "echo" in line]
-        self.assertEqual(answers, [f"PING echo {number} orders master {UNKNOWN_EPOCH}" for number in (1, 2)])
+        self.assertEqual(answers, [f"PING echo {number} orders master 0 {UNKNOWN_HISTORY}" for number in (1, 2)])
 
     def test_it_does_not_log_each_connection(self) -> None:
         self.assertFalse(self.master.factory().noisy)

@@ -97,7 +97,7 @@ def has_pair(session: PostgresSession, definition: StreamDefinition, table: str)
 
 def _about_rows(session: PostgresSession, definition: StreamDefinition, table: str, column: str) -> list[str]:
     name, way = definition.instance_column, Direction.of(definition)
-    instance = f"coalesce(source.\"{name}\", '{MASTER}')" if name is not None else f"'{MASTER}'"
+    instance = f"coalesce(source.\"{name}\"::text, '{MASTER}')" if name is not None else f"'{MASTER}'"
     newest = (
         f"SELECT source.{column} AS id, {instance} AS writer, source.xmin::text AS transaction FROM {table} AS source "
         f"{_followed(definition, column)} "
@@ -130,7 +130,7 @@ def rows_of_others(session: PostgresSession, definitions: Sequence[StreamDefinit
     for place, each in enumerate(definitions):
         if each.table is None or each.instance_column is None or not each.writers:
             continue
-        instance, column = f"coalesce(source.\"{each.instance_column}\", '{MASTER}')", f'"{each.id_column}"'
+        instance, column = f"coalesce(source.\"{each.instance_column}\"::text, '{MASTER}')", f'"{each.id_column}"'
         order = f"ORDER BY source.{column} {'' if each.negative else 'DESC'} LIMIT {NEWEST}"
         newest = f"SELECT {instance} AS writer FROM {quoted(each.table)} AS source {_followed(each, column)} {order}"
         known = ", ".join(map(literal, each.writers))

@@ -9,7 +9,7 @@ its digits.  A time with a zone is written in UTC.  The place in the table order
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from psycopg.postgres import types
 
@@ -20,12 +20,12 @@ from replication.storage.names import quoted
 from replication.storage.pages import Rows, cut_rows
 from replication.storage.postgres.checks import has_default_id, has_pair, warnings_about
 from replication.storage.postgres.generic import COLUMNS, KIND, Table
-from replication.storage.postgres.session import PostgresSession, is_refusal
+from replication.storage.postgres.session import PostgresSession, TypedRows, is_refusal
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from replication.storage.contract import WrittenFact
     from replication.streams.definitions import StreamDefinition
@@ -74,12 +74,17 @@ _SEQUENCE: Final = (
     "WHERE attrelid = to_regclass({0}) AND attname = {1} LIMIT 1"
 )
 _SEQUENCE_OF: Final = f"SELECT ({_SEQUENCE.format('%s', '%s')})::regclass::text"
+# Also one of the same name, if table and sequence are others than at their declaration.  A new sequence of the same
+# table goes on where the former one ended, and so does a new table with the same sequence.
 _OTHER_SEQUENCES: Final = (
     "SELECT place - 1, found::regclass::text FROM ("
-    f"SELECT place, sequence, ({_SEQUENCE.format('given.name', 'given.of')}) AS found "
-    "FROM unnest(%s::text[], %s::text[], %s::text[]) WITH ORDINALITY AS given (name, of, sequence, place)"
-    ") AS found WHERE found IS NOT NULL AND found IS DISTINCT FROM to_regclass(sequence)"
+    f"SELECT given.*, ({_SEQUENCE.format('given.name', 'given.of')}) AS found "
+    "FROM unnest(%s::text[], %s::text[], %s::text[], %s::oid[], %s::oid[]) "
+    "WITH ORDINALITY AS given (name, of, sequence, former_table, former, place)"
+    ") AS found WHERE found IS NOT NULL AND (found IS DISTINCT FROM to_regclass(sequence) "
+    "OR found <> former AND to_regclass(name) <> former_table)"
 )
+_OBJECTS: Final = "SELECT to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint"
 
 JSON_TYPES: Final = frozenset((types["json"].oid, types["jsonb"].oid))
 _INTEGERS: Final = frozenset(types[name].oid for name in ("int2", "int4", "int8"))
@@ -90,6 +95,7 @@ _AS_IN_JSON: Final = frozenset(
 )
 _TEXTS: Final = frozenset(types[name].oid for name in ("text", "varchar", "bpchar", "name"))
 _TIME: Final = types["timestamptz"].oid
+RETYPED: Final = 5  # attempts to read rows whose columns have other types meanwhile
 
 
 class MappedTable(MappedRows[PostgresSession]):
@@ -101,6 +107,8 @@ class MappedTable(MappedRows[PostgresSession]):
             self.sequence = quoted(definition.sequence)
         self.sources = [self._table]
         self._json: list[bool] = []  # for each column, whether it is JSON
+        self._types = Types()
+        self.objects: tuple[int | None, ...] = (None, None)  # the table and its sequence at the declaration, as OIDs
 
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - it never does
         """Try the statements: SchemaError if one does not work, a warning if one would be slow."""
@@ -115,6 +123,7 @@ class MappedTable(MappedRows[PostgresSession]):
         self.sequence = found or self.sequence
         if has_default_id(session, self._table, definition.id_column):
             self.default_id = (table or "", definition.id_column)
+        (self.objects,) = session.run(_OBJECTS, (self._table, self.sequence))
         warnings = []
         if self.default_id is not None and found is None and definition.sequence is None:
             warnings.append(
@@ -152,7 +161,7 @@ class MappedTable(MappedRows[PostgresSession]):
     def rows(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; StoreError names a column with a value that JSON cannot express."""
         span = self._query.parameters(writer, after, upto, limit + 1)
-        found = session.ask(self._query.page, span, prepare=False)
+        found = self._typed(session, lambda: session.typed(self._query.page, span, prepare=False, again=True))
         tokens: list[Token] = [row[0] for row in found]
         rows = cut_rows(tokens, self._encode(found), upto=upto, limit=limit)
         return rows or Rows.of_fact(tokens[0], self._read(session, writer, tokens[:1])[tokens[0]], upto)
@@ -183,20 +192,30 @@ class MappedTable(MappedRows[PostgresSession]):
                 session.run(f"SELECT FROM {self._table} AS source WHERE ({definition.where}) LIMIT 0")
             except StoreError as error:
                 raise self._refused(f": where = {definition.where!r} does not work: {error}") from error
-        if instance and session.types_of(f'SELECT "{instance[0]}" FROM {self._table}')[0] not in _TEXTS:
+        if instance and session.typed(f'SELECT "{instance[0]}" FROM {self._table} LIMIT 0')[0][0] not in _TEXTS:
             raise self._refused(f": column {instance[0]!r} is not a text, so it has no instance names")
 
     def _read_types(self, session: PostgresSession) -> None:
         query = self._query
         sql = f"SELECT {query.id}, {', '.join(query.values)} FROM {query.table}"
         kinds = types_of(session, sql, self.definition.id_column)
+        values, self._types = typed(query.values, kinds)
         self._json = [code in JSON_TYPES for code, _ in kinds]
-        query.shape([as_json(column, *kind) for column, kind in zip(query.values, kinds, strict=True)])
+        query.shape(values)
+
+    def _typed(self, session: PostgresSession, read: Callable[[], TypedRows]) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; if columns have other types meanwhile, read types and rows again."""
+        for _ in range(RETYPED):
+            codes, rows = read()
+            if self._types.are(codes):
+                return self._types.cut(rows)
+            self._read_types(session)
+        raise self._refused(": its columns change their types all the time")
 
     def _read(self, session: PostgresSession, writer: InstanceName, tokens: Sequence[Token]) -> dict[Token, list[str]]:
         """Return the rows of facts, by token."""
         span = [[self.direction.sign * token for token in tokens], *self.own(writer)]
-        rows = session.run(self._query.kept, span, prepare=False)
+        rows = self._typed(session, lambda: session.typed(self._query.kept, span, prepare=False))
         kept: dict[Token, list[str]] = {}
         for row, text in zip(rows, self._encode(rows), strict=True):
             kept.setdefault(Token(row[0]), []).append(text)
@@ -227,7 +246,7 @@ def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[i
 
     SchemaError if the first is no ID, or if a column's text depends on the session's settings.
     """
-    place, *codes = session.types_of(sql)
+    (place, *codes), _ = session.typed(f"{sql} LIMIT 0", prepare=False)
     if place not in _INTEGERS:
         raise SchemaError(f"column {id_column!r} is not an integer")
     for kind, setting, value in session.run(_OF_SESSION, (codes,)):
@@ -245,18 +264,51 @@ def sequence_of(session: PostgresSession, table: str, column: str) -> str | None
 def other_sequences(session: PostgresSession, tables: Sequence[Table]) -> dict[Table, str]:
     """Return the tables whose ID column has another sequence than at their declaration, and that sequence, quoted."""
     asked = [
-        (table, quoted(name), column, table.sequence)
+        (table, quoted(name), column, table.sequence, *table.objects)
         for table in tables
         if isinstance(table, MappedTable) and table.default_id is not None
         for name, column in [table.default_id]
     ]
-    columns = [[each[place] for each in asked] for place in (1, 2, 3)]
+    columns = [[each[place] for each in asked] for place in range(1, 6)]
     return {asked[place][0]: found for place, found in session.ask(_OTHER_SEQUENCES, columns)} if asked else {}
 
 
 def has_index(session: PostgresSession, table: str, column: str, *, partial: bool) -> bool:
     """Whether there is an index on the ID; with ``partial``, a partial index will do."""
     return bool(session.run(_INDEXES, (quoted(table), column, partial)))
+
+
+class Types(NamedTuple):
+    """The types that expressions had when their SQL was made: ALTER TABLE may change them while a process runs.
+
+    ``places`` are the columns of the query that have these types.  Those after the first ``width`` have nothing else.
+    """
+
+    codes: Sequence[int] = ()
+    places: Sequence[int] = ()
+    width: int = 0
+
+    def are(self, codes: Sequence[int]) -> bool:
+        """Whether the columns of a result have these types."""
+        return [codes[place] for place in self.places] == self.codes
+
+    def cut(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return rows without the columns that only have a type."""
+        return [row[: self.width] for row in rows] if rows and len(rows[0]) > self.width else rows
+
+
+def typed(values: Sequence[str], kinds: Sequence[tuple[int, bool]]) -> tuple[list[str], Types]:
+    """Return the SQL of ``values`` as JSON has them, and their types.
+
+    An expression that JSON has in another form is followed, at the end, by a NULL of its type.
+    """
+    changed = [as_json(value, *kind) for value, kind in zip(values, kinds, strict=True)]
+    width, places, nulls = len(values) + 1, list[int](), list[str]()
+    for place, (value, as_other) in enumerate(zip(values, changed, strict=True), 1):
+        places.append(place if value == as_other else width + len(nulls))
+        if value != as_other:
+            nulls.append(f"CASE WHEN true THEN NULL ELSE {value} END")
+    return [*changed, *nulls], Types([code for code, _ in kinds], places, width)
 
 
 def as_json(column: str, code: int, is_array: bool) -> str:  # noqa: FBT001

@@ -419,6 +419,12 @@ class PostgresWatch:
 def _other_sequence(watched: _Watched, other: str) -> str:
     """Return the error for an ID column that has another sequence, with the cure."""
     name, column = map(quoted, watched.table.default_id or ("", ""))
+    if other == watched.sequence:
+        return (
+            f"another table is in the place of table {name}, with another sequence of the name {other}: restart this "
+            f"process; then give new IDs to its rows with IDs up to {watched.durable or 0}, unless they are copies of "
+            "the former table's rows: otherwise no follower receives them"
+        )
     return (
         f"column {column} of table {name} takes its IDs from {other} now, not from {watched.sequence}: restart this "
         f"process; then give new IDs to rows that were inserted since the change with IDs up to {watched.durable or 0}"

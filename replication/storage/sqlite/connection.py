@@ -186,7 +186,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         """Store a batch with all earlier statements; if that fails, undo all of it."""
         try:
             self._begin(synchronous=batch.synchronous)
-            self._store(batch)
+            self._store(batch, changes_before=self.session.changes_before)
             self._commit()
         except BaseException:
             self.rollback()
@@ -328,8 +328,9 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             if shared:
                 run("SAVEPOINT interaction")
             try:
+                before = self.session.database.total_changes
                 batch = each.run(self.session)
-                self._store(batch, positions)
+                self._store(batch, positions, changes_before=before)
             except BaseException as error:  # noqa: BLE001 - the caller of that interaction receives it
                 failed[index] = error
                 if not self.session.database.in_transaction:
@@ -399,8 +400,13 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             return None
         return found.st_dev, found.st_ino
 
-    def _store(self, batch: Batch, positions: Positions | None = None) -> None:
-        """Store a batch; with ``positions``, its positions are noted there, to be stored later."""
+    def _store(self, batch: Batch, positions: Positions | None = None, *, changes_before: int | None = None) -> None:
+        """Store a batch; with ``positions``, its positions are noted there, to be stored later.
+
+        ``changes_before`` is the number of changed rows before the statements of the application, if it had any.
+        """
+        changes = self.session.database.total_changes
+        self.session.application_wrote = changes_before not in (None, changes)
         for table, write in batch.writes:
             noted = {} if positions is None or write.expected is not None or write.reset else positions
             self._write(table, write, noted)

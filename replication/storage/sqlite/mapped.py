@@ -162,12 +162,14 @@ class MappedTable(MappedRows[SqliteSession]):
 
         They are read again, because a follower that reads them later must receive what another follower receives now.
         A column may turn a number into a text, ``where`` may exclude the row, and the application may have written
-        another row.
+        another row.  If it has written nothing, another program has taken the ID: equal rows are another fact, too.
         """
         for writer, facts in written:
             for token, texts in facts:
                 kept = self._whole(session, writer, token)
                 was_there = bool(kept)
+                if was_there and not session.application_wrote:
+                    raise differs(self.definition, token, texts, kept, was_there=True)
                 if not kept:
                     place = self.direction.sign * token
                     with self.refused_rows(_is_refusal, texts):

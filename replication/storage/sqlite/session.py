@@ -46,9 +46,14 @@ class SqliteSession:
     """A connection to the file ``path``, or to a database of its own in memory; ``connect`` comes first.
 
     ``busy_timeout`` is how long a statement waits, in seconds, for a lock of another process.
+
+    ``changes_before`` is the number of changed rows when the transaction began.  ``application_wrote``: the application
+    has changed rows in the transaction that is committed.
     """
 
     dialect = "sqlite"
+    changes_before = 0
+    application_wrote = False
 
     def __init__(self, path: str, *, read_only: bool = False, busy_timeout: float = 5.0) -> None:
         self.name = path
@@ -148,6 +153,7 @@ class SqliteSession:
             self._synchronous = synchronous
         self.run(f"BEGIN {how}")
         self._begun = True
+        self.changes_before = self.database.total_changes
 
     def commit(self) -> None:
         """End the transaction, and keep what it did."""

@@ -126,12 +126,12 @@ class RowsAboveTests(UsesWatch, SynchronousTestCase):
         self.watch_(self.watch(*[StreamDefinition(each, table=each, id_column="id", row=["name"]) for each in names]))
         self.poll(3)
         session = self.store._watches[-1].connection.session
-        run, asked = session.run, []
+        typed, asked = session.typed, []
 
         def count(sql: str, *parameters: Any, **options: Any) -> Any:
             asked.append(sql)
-            return run(sql, *parameters, **options)
+            return typed(sql, *parameters, **options)
 
-        session.run = count  # type: ignore[method-assign]
+        session.typed = count  # type: ignore[method-assign]
         self.later()
         self.assertEqual(len(asked), 3, asked)

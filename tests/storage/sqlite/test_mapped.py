@@ -348,6 +348,17 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.wait(transaction.commit([write(2, [fact(2, '["a",1]')], stream=EVENTS)]))
         self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, '["a",1]')])
 
+    def test_an_id_that_another_program_has_taken_is_not_acknowledged_although_the_rows_are_equal(self) -> None:
+        self.map_events()
+        self.sql("INSERT INTO events (id, name, size) VALUES (2, 'a', 1)")
+        self.assertIn("try again", str(self.assertRaises(StoreError, self.commit_events, fact(2, '["a",1]'))))
+        transaction = self.store.transaction()
+        self.wait(transaction.execute("SELECT 1"))
+        refused = transaction.commit([write(2, [fact(2, '["a",1]')], stream=EVENTS)])
+        self.assertRaises(StoreError, self.wait, refused)
+        self.commit_events(fact(3, '["a",1]'))
+        self.assertEqual(self.tokens(EVENTS), [2, 3])
+
     def test_rows_that_the_application_has_written_otherwise_are_refused(self) -> None:
         """A connected follower would receive one row, and one that catches up another."""
         self.map_events()
