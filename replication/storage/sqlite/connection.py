@@ -62,6 +62,11 @@ ON_DEMAND: Final = 1  # steps
 
 HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'replication_schema'"
 TOUCH: Final = "UPDATE replication_schema SET version = -version"
+HAS_WRITERS: Final = "SELECT 1 FROM pragma_table_info(?) WHERE name = 'instance_name'"
+OF_ANOTHER: Final = (
+    "WHERE instance_name IN (SELECT instance_name FROM stream_positions WHERE stream_name = ?) "
+    "AND instance_name <> ? LIMIT 1"
+)
 POSITION: Final = "SELECT stream_id FROM stream_positions WHERE stream_name = ? AND instance_name = ?"
 PUT_POSITION: Final = (
     "INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES (?, ?, ?) "
@@ -131,9 +136,18 @@ class SqliteConnection(SqlConnection[SqliteSession]):
 
     # ---- reading
 
-    def applied_positions(self, stream: StreamName) -> dict[InstanceName, Token]:
-        """Return the stored positions of one stream."""
-        return {InstanceName(writer): Token(token) for writer, token in self.session.run(POSITIONS, (stream,))}
+    def applied_positions(self, stream: StreamName, follower: InstanceName) -> dict[InstanceName, Token]:
+        """Return the stored positions of one stream; StoreError if they are those of a copy, not of a function."""
+        positions = {InstanceName(writer): Token(token) for writer, token in self.session.run(POSITIONS, (stream,))}
+        table = f"stream_{stream}"
+        copied = f'SELECT 1 FROM "{table}" {OF_ANOTHER}'  # noqa: S608 - a name of a StreamDefinition, in quotes
+        if positions and self.session.run(HAS_WRITERS, (table,)) and self.session.run(copied, (stream, follower)):
+            raise StoreError(
+                f"database {self.session.name!r}: stream {stream!r} was copied here, so its positions are those of the "
+                f"copy, and a function would miss facts: give {follower!r} a database of its own; or, to apply only "
+                f'what follows these positions, stop it and DROP TABLE "{table}"'
+            )
+        return positions
 
     def poll(self, tables: Sequence[Table], known: int | None) -> tuple[int, dict[StreamName, Token | StoreError]]:
         """Return the file's version and, if that is not ``known``, the last ID of each table, or its error."""

@@ -94,9 +94,12 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         """Return None: the one process that writes a file counts by itself."""
         self._table(stream)
 
-    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:  # noqa: ARG002 (the only one)
-        """Return, per writer, the position of the process that uses this file, under any name."""
-        return await self._read(lambda connection: connection.applied_positions(stream))
+    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the position of the process that uses this file, under any name.
+
+        StoreError if the process has kept a copy of the stream: its function has not applied these facts.
+        """
+        return await self._read(lambda connection: connection.applied_positions(stream, follower))
 
     async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
         """Claim the mapped tables for their one writer; StoreError if another instance has written one."""

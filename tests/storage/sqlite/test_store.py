@@ -32,6 +32,7 @@ from replication.streams.facts import Fact
 from replication.streams.interfaces import Receipt, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.contract.stream_store import (
+    FOLLOWER,
     ME,
     ORDERS,
     OTHER,
@@ -165,6 +166,15 @@ class FileTests(OnFile, SynchronousTestCase):
             (self.tokens(), self.positions(), self.wait(self.store.find_receipt("k"))),
             ([2, 3], {ME: 3, OTHER: 7}, [2, 3]),
         )
+
+    def test_positions_of_a_copy_are_not_those_of_a_function(self) -> None:
+        self.assertEqual(self.wait(self.store.applied_positions(ORDERS, FOLLOWER)), {})
+        self.commit(write(3, facts(2, 3), expected=0))
+        self.assertEqual(self.wait(self.store.applied_positions(ORDERS, ME)), {ME: 3})  # its own facts
+        error = self.assertRaises(StoreError, self.wait, self.store.applied_positions(ORDERS, FOLLOWER))
+        self.assertIn("a function would miss facts", str(error))
+        self.sql(str(error)[str(error).index("DROP") :])
+        self.assertEqual(self.wait(self.store.applied_positions(ORDERS, FOLLOWER)), {ME: 3})
 
     def test_a_commit_is_on_the_disk_when_it_returns(self) -> None:
         """synchronous = FULL (2) on the connection that writes, and a WAL, so that readers do not wait."""
