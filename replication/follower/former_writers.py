@@ -120,6 +120,8 @@ class FormerWriters:
             return
         suspects: dict[StreamFollower, _Tokens] = {}
         for follower in [each for each in followers if each.cursors and self._concerns(each)]:
+            if connection != self._connection():
+                return  # it was lost meanwhile
             name, positions = follower.name, stored.get(follower.name, {})
             if self._looked.get(name) == connection and self._had_position[name] <= positions.keys():
                 self._had_position[name].update(positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -276,6 +277,16 @@ class SearchTests(FormerCase):
         self.followed.reconnect(one=9)
         self.followed.check()
         self.assertEqual((sorted(self.followed.applied()), self.followed.known()), ([2, 3, 4, 7, 9], True))
+
+    def test_nothing_is_received_on_a_connection_that_is_lost_while_an_earlier_stream_is_searched(self) -> None:
+        """The former writer would look like one that runs."""
+        followed, stored = self.followed, {self.database.stream: {ONE: Token(12)}}
+        followed.at(ONE, 9)
+        followed.check()
+        self.patch(FormerWriters, "_store", AsyncMock(side_effect=lambda *_: followed.lose()))
+        looking = Deferred.fromCoroutine(followed.former.look([followed.follower, followed.follower], stored))
+        followed.pump.wait(looking)
+        self.assertFalse(followed.follower.cursors[OLD].linked)
 
     def remove(self) -> FormerFollowed:
         """Follow both writers, and a third one that has stored nothing; then one is removed, while Redis stays."""
