@@ -283,7 +283,13 @@ class SearchTests(FormerCase):
         followed, stored = self.followed, {self.database.stream: {ONE: Token(12)}}
         followed.at(ONE, 9)
         followed.check()
-        self.patch(FormerWriters, "_store", AsyncMock(side_effect=lambda *_: followed.lose()))
+
+        def lose(*_: object) -> None:
+            if followed.link.state == "following":
+                followed.lose()
+            stored[self.database.stream] = {ONE: Token(15)}
+
+        self.patch(FormerWriters, "_store", AsyncMock(side_effect=lose))
         looking = Deferred.fromCoroutine(followed.former.look([followed.follower, followed.follower], stored))
         followed.pump.wait(looking)
         self.assertFalse(followed.follower.cursors[OLD].linked)
