@@ -254,16 +254,19 @@ class CatchUpSources:
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer; empty if it has none.
 
-        The process that sends the writer's POSITION sends them over the connection.  A source may be older than a
-        restore of the writer's database.  So the first source that has some is used only if that process sends none, as
-        a version 0.1, or is not connected (docs/protocol/following.md E7).  Segments are left out.
+        The process that sends the writer's POSITION sends its history over the connection.  A source may be older than
+        a restore of the writer's database: a history without the newest epoch of that process is not used.  If no
+        source has this epoch, the history of that process is used (docs/protocol/following.md E7).  If it sends none,
+        as a version 0.1, or is not connected, any history is used.  Segments are left out.
 
-        CatchUpError: that process cannot read them now; or no source has any, and one failed.
+        CatchUpError: that process cannot read its history now; or it sends none, no source has any, and one failed.
         """
-        return await self.sent_history(stream, writer) or await self._stored_history(endpoint, stream, writer)
+        return await self._history_with(await self.sent_history(stream, writer) or (), endpoint, stream, writer)
 
-    async def _stored_history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return the first history that a source has."""
+    async def _history_with(
+        self, sent: History, endpoint: str | None, stream: StreamName, writer: InstanceName
+    ) -> History:
+        """Return the first history that has the newest epoch of ``sent``; if there is none, ``sent``."""
         if endpoint is not None and is_redis(endpoint):
             return ()  # a Synapse has none
         failures: list[str] = []
@@ -273,11 +276,11 @@ class CatchUpSources:
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
                 continue
-            if found:
+            if found and (not sent or sent[-1].name in [each.name for each in found]):
                 return found
-        if failures:
+        if failures and not sent:
             raise CatchUpError("; ".join(failures))
-        return ()
+        return sent
 
     async def count(
         self,
@@ -319,7 +322,7 @@ class CatchUpSources:
             return histories[stream, writer]
         try:
             sent = await self.sent_history(stream, writer)
-            history = sent or await self._stored_history(endpoint, stream, writer)
+            history = await self._history_with(sent or (), endpoint, stream, writer)
         except CatchUpError as error:
             raise CatchUpError(f"the history of {writer} is needed, and not known: {error}") from error
         if sent is not None:

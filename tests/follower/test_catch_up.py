@@ -233,9 +233,22 @@ class HistoryTests(SourcesCase):
 
     OLD = (Epoch("old", Token(1), Token(1)),)
 
-    def test_the_history_that_the_writer_sends_is_used_and_no_source_is_requested(self) -> None:
-        """A copy may be older than a restore of the writer."""
-        self.assertEqual(self.beside_a_copy(self.OLD, sent=self.HISTORY), ([self.HISTORY], 0))
+    def test_the_history_of_a_copy_without_the_newest_epoch_is_not_used(self) -> None:
+        """It may be older than a restore of the writer."""
+        sent = [Epoch("a", Token(1), Token(1))]
+        self.assertEqual(self.beside_a_copy(self.HISTORY, sent=sent), ([self.HISTORY], 2))
+        self.assertEqual(self.beside_a_copy(None, sent=sent, database=self.HISTORY), ([self.HISTORY], 2))
+
+    def test_a_copy_with_the_newest_epoch_is_enough(self) -> None:
+        """It may be newer than the process that sends the position: of two relays, one may be left behind."""
+        newer = [*self.OLD, *self.HISTORY]
+        self.assertEqual(self.beside_a_copy(self.HISTORY, sent=self.OLD, old=newer), ([newer], 1))
+
+    def test_without_that_epoch_in_any_source_the_history_that_the_writer_sends_is_used(self) -> None:
+        """No HTTP may be reachable."""
+        for own, database in ((None, ()), (None, self.OLD), ((), ())):
+            found, _ = self.beside_a_copy(own, sent=self.HISTORY, database=database)
+            self.assertEqual(found, [self.HISTORY])
 
     def test_while_the_writer_cannot_read_its_history_no_source_is_requested(self) -> None:
         sources = CatchUpSources(Net(), ["http://copy:1"], {}, None)
