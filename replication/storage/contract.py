@@ -37,6 +37,10 @@ class ReceiptTakenError(StoreError):
         super().__init__(f"database {database!r}: an append with the same idempotency key was stored meanwhile")
 
 
+class IdTakenError(StoreError):
+    """Another program has written rows with the ID of a fact: the same may work with another ID."""
+
+
 class TooLargeError(StoreError):
     """A value is larger than the database allows."""
 
@@ -196,14 +200,16 @@ def differs(
 ) -> StoreError:
     """Return the error for a fact whose rows in the table differ.
 
-    With ``was_there`` the rows are older than the fact, so another ID may work: StoreError.  Otherwise the columns
-    changed the values, and no later attempt can work: ValueRefusedError.
+    With ``was_there`` the rows are older than the fact, so another ID may work: IdTakenError.  It does not show these
+    rows, which its reader may not be allowed to read.  Otherwise the columns changed the values, and no later attempt
+    can work: ValueRefusedError.
     """
-    found = f"fact {token} is {shown(texts)}, but table {definition.table!r} has {shown(kept)} for it"
+    name, found = definition.name, f"table {definition.table!r} has"
     if was_there:
-        why = f"stream {definition.name!r}: {found}; another program wrote that: try again, with another ID"
-        return StoreError(why)
-    return ValueRefusedError(f"stream {definition.name!r}: {found}: append values as the columns store them")
+        why = f"{found} other rows for fact {token}; another program wrote that: try again, with another ID"
+        return IdTakenError(f"stream {name!r}: {why}")
+    found = f"fact {token} is {shown(texts)}, but {found} {shown(kept)} for it"
+    return ValueRefusedError(f"stream {name!r}: {found}: append values as the columns store them")
 
 
 def shown(texts: Sequence[str]) -> str:

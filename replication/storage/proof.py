@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from replication.deferreds import share
 from replication.errors import CommitsLostError, RowRefusedError, StoreError, ValueRefusedError
 from replication.logs import TroubleLog
-from replication.storage.contract import ReceiptTakenError
+from replication.storage.contract import IdTakenError, ReceiptTakenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -60,7 +60,7 @@ class WriteProof:
     def noted(
         self, outcomes: Sequence[BaseException | None], batches: Sequence[Batch | None]
     ) -> Sequence[BaseException | None]:
-        """Note the outcomes of commits, and return them; an error of a value, a row or a key does not count.
+        """Note the outcomes of commits, and return them; an error of a value, a row, an ID or a key does not count.
 
         A batch of None stands for a function that failed before there was one.
         """
@@ -71,7 +71,7 @@ class WriteProof:
             for batch, outcome in zip(batches, outcomes, strict=False)  # a group may have been cut
             if batch is not None
             and any(write.facts for _, write in batch.writes)
-            and not isinstance(outcome, (ValueRefusedError, RowRefusedError, ReceiptTakenError))
+            and not isinstance(outcome, (ValueRefusedError, RowRefusedError, IdTakenError, ReceiptTakenError))
         ]
         errors = [outcome for outcome in of_facts if isinstance(outcome, StoreError)]
         if of_facts and len(errors) == len(of_facts):

@@ -8,7 +8,7 @@ from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import RowRefusedError, StoreError, ValueRefusedError
-from replication.storage.contract import Batch, ReceiptTakenError
+from replication.storage.contract import Batch, IdTakenError, ReceiptTakenError
 from replication.storage.proof import FAILURE_LIFE, PROOF_LIFE, WriteProof
 from replication.storage.table import POSITIONS_ONLY
 from tests.contract.stream_store import facts, write
@@ -115,4 +115,9 @@ class ProofTests(SynchronousTestCase):
     def test_a_key_that_another_append_has_taken_is_no_reason(self) -> None:
         """A client that repeated an append too early made the process unready for ten seconds."""
         self.proof.noted([ReceiptTakenError("orders.db")], [FACTS])
+        self.assertEqual(self.check(), [])
+
+    def test_an_id_that_another_program_has_taken_is_no_reason(self) -> None:
+        """Programs with plain SQL beside a master made it unready again and again."""
+        self.proof.noted([IdTakenError("try again")], [FACTS])
         self.assertEqual(self.check(), [])

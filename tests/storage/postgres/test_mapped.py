@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import RowRefusedError, SchemaError, StoreError, ValueRefusedError
+from replication.storage.contract import IdTakenError
 from replication.storage.postgres.options import POLICY_CURE
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
@@ -531,8 +532,9 @@ class WriteTests(UsesMapped, SynchronousTestCase):
             transaction = self.store.transaction()
             self.wait(transaction.execute("INSERT INTO events (id, name, size) VALUES (2, 'a', 1)"))
             refused = transaction.commit([write(2, [written], stream=EVENTS)])
-            message = str(self.assertRaises(StoreError, self.wait, refused))
-            self.assertIn("""has ["a",1] for it; another program wrote that""", message)
+            message = str(self.assertRaises(IdTakenError, self.wait, refused))
+            self.assertIn("has other rows for fact 2; another program wrote that", message)
+            self.assertNotIn('"a"', message, "it may be shown to a peer that may not read the stream")
         self.assertEqual(self.tokens(EVENTS), [])
 
     def test_reset_deletes_the_writers_rows_above_and_no_others(self) -> None:
