@@ -180,6 +180,7 @@ def read_batches(source: int, wait_for: Callable[[int], None] = lambda _: None) 
             lines += [bytes(part), *others[:-1]]
             part = bytearray(others[-1])
         if len(part) > MAX_FACT_BYTES:
+            part[:0] = b"-"  # so that it is refused, also if it is blank: the lines after it are not read
             break
         while len(lines) >= BATCH_LINES or (lines and not select.select([source], [], [], 0)[0]):
             yield take()

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from replication.deferreds import share
 from replication.errors import CatchUpError, ConfigError
 from replication.net.endpoints import is_redis
-from replication.streams.history import MAX_EPOCHS, UNKNOWN_HISTORY, Epoch, read_history
+from replication.streams.history import MAX_EPOCHS, UNKNOWN_HISTORY, Epoch, read_part
 from replication.wire.commands import Ping
 from replication.wire.grammar import InstanceName
 
@@ -83,24 +83,27 @@ class FollowedLinks:
         """Return a writer's history from the link that has sent its last POSITION in the stream.
 
         It is empty if the other end sends none, and None if that link is lost.  CatchUpError: the other end cannot
-        read it now.
+        read it now, or it has changed between two parts.
         """
         endpoint = self.endpoint(stream, writer)
         link = next((each for each in self._of_writers[writer] if each.endpoint == endpoint), None)
-        history = list[Epoch]()
+        history, total = list[Epoch](), None
         while link is not None:
             answer = await link.echo(f"{stream} {writer} {len(history)}")
             if answer is None:
-                break
+                return None
             if answer == UNKNOWN_HISTORY:
                 raise CatchUpError(f"the process at {endpoint} cannot read the history of {writer} now")
             try:
-                epochs = read_history(answer)
+                count, epochs = read_part(answer)
             except MsgspecError:
-                epochs = ()
-            if not epochs or len(history) > MAX_EPOCHS:
-                return history
+                count, epochs = 0, ()  # an older version sends nothing
             history += epochs
+            if count == len(history) and total in (None, count):
+                return history
+            if not epochs or total not in (None, count) or count > MAX_EPOCHS:
+                raise CatchUpError(f"the process at {endpoint} has sent only a part of the history of {writer}")
+            total = count
         return None
 
     def over_redis(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 from msgspec.structs import replace
 
-from replication.errors import NotAWriterError, StreamError, UnknownStreamError
+from replication.errors import NotAWriterError, StoreError, StreamError, UnknownStreamError
 from replication.follower.one_writer import own_part
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.follower.streams import UNKNOWN
@@ -181,7 +181,7 @@ class ServedStreams:
     async def check(self) -> None:
         """Return if the store answers and can be written, else StoreError; the error of a failed start."""
         if self.trouble is not None:
-            raise self.trouble
+            raise StoreError(str(self.trouble)) from self.trouble
         await (self._store.check() if self._master is None else self._master.served.check())
 
     # ---- users

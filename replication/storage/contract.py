@@ -204,11 +204,11 @@ def differs(
     rows, which its reader may not be allowed to read.  Otherwise the columns changed the values, and no later attempt
     can work: ValueRefusedError.
     """
-    name, found = definition.name, f"table {definition.table!r} has"
+    name, table = definition.name, f"table {definition.table!r}"
     if was_there:
-        why = f"{found} other rows for fact {token}; another program wrote that: try again, with another ID"
+        why = f"{table} has rows for fact {token} already; another program wrote them: try again, with another ID"
         return IdTakenError(f"stream {name!r}: {why}")
-    found = f"fact {token} is {shown(texts)}, but {found} {shown(kept)} for it"
+    found = f"fact {token} is {shown(texts)}, but {table} has {shown(kept)} for it"
     return ValueRefusedError(f"stream {name!r}: {found}: append values as the columns store them")
 
 

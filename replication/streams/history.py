@@ -136,6 +136,16 @@ def _state(epoch: Epoch) -> str:
     return epoch.name.partition(".")[2]
 
 
+def encode_part(history: History, place: int, size: int) -> str:
+    """Return ``size`` epochs of a history as JSON, beginning with the one at ``place``, and the number of all."""
+    return msgspec.json.encode((len(history), history[place : place + size])).decode()
+
+
+def read_part(text: str) -> tuple[int, Sequence[Epoch]]:
+    """Return the number of epochs and those in the JSON of ``encode_part``; MsgspecError if it has another form."""
+    return msgspec.json.decode(text, type=tuple[int, list[Epoch]])
+
+
 def encode_history(history: History) -> str:
     """Return a history as JSON, ``[[name, settled, start], …]``."""
     return msgspec.json.encode(history).decode()

@@ -167,6 +167,7 @@ class LineUpload:
         if self._unanswered:
             self._ends = True
             if self._socket is not None:
+                self._put(())
                 self._out += b"0\r\n\r\n"
             self._exchange(lambda: not self._unanswered)
         self._close()

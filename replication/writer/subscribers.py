@@ -19,7 +19,7 @@ from replication.net.admission import Admission
 from replication.net.peer_log import PeerLog
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Fault, Received, Role, Rows, check_direction
-from replication.streams.history import UNKNOWN_HISTORY, encode_history
+from replication.streams.history import UNKNOWN_HISTORY, encode_part
 from replication.streams.interfaces import PeerStatus, Sample
 from replication.wire.commands import Command, Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
 from replication.wire.grammar import InstanceName, StreamName
@@ -42,11 +42,11 @@ CLOSING_PAUSE: Final = 0.005  # seconds between two such turns
 MAX_REPLICATE: Final = 100  # commands of one peer that wait until this process is ready; the newest ones
 NOT_WRONG: Final = frozenset({"ping timeout", "slow peer", "silent"})  # faults without a wrong line
 NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
-ECHO_LENGTH: Final = 600  # characters of a PING that are sent back: a number, two of the longest names
+ECHO_LENGTH: Final = 600  # characters of a PING that are sent back: a number, two of the longest names, a place
 MAX_ASKED: Final = 100  # histories that one peer has asked for, without an answer
 HISTORY_PATIENCE: Final = 10.0  # seconds in which the database must return a history
 MAX_SENT_EPOCHS: Final = 100  # in one answer
-EPOCH_LENGTH: Final = 120  # bytes of JSON, at most
+EPOCH_LENGTH: Final = 120  # bytes of JSON of one epoch, at most
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -310,14 +310,14 @@ class Subscribers(Factory):
     async def _read_history(
         self, peer: ReplicationProtocol, stream: StreamName, writer: InstanceName, place: int
     ) -> str:
-        """Return epochs of a writer as JSON, beginning with the one at ``place``, which counts from 0."""
+        """Return a part of a writer's history as JSON, beginning with the epoch at ``place``, which counts from 0."""
         if peer.asked >= MAX_ASKED:
             return UNKNOWN_HISTORY
         peer.asked += 1
         try:
             history = await self._positions.history(stream, writer)
             fit = (self._limits.line_limit - ECHO_LENGTH) // EPOCH_LENGTH
-            return encode_history(history[place : place + min(fit, MAX_SENT_EPOCHS)])
+            return encode_part(history, place, min(fit, MAX_SENT_EPOCHS))
         except ReplicationError:
             return UNKNOWN_HISTORY
         except Exception:  # noqa: BLE001 (the peer must have an answer)

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.follower.links import FollowedLinks, is_open
-from replication.streams.history import MAX_EPOCHS, UNKNOWN_HISTORY
+from replication.streams.history import UNKNOWN_HISTORY
 from replication.wire.commands import Ping
 from replication.wire.grammar import InstanceName, StreamName
 from tests.doubles import begin, error_of, now
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ONE, TWO = InstanceName("one"), InstanceName("two")
 ORDERS, STOCK = StreamName("orders"), StreamName("stock")
-OLD, NEW = '[["old",1,1]]', '[["new",1,1]]'
+OLD, NEW = '[1,[["old",1,1]]]', '[1,[["new",1,1]]]'
 
 
 def names(history: History | None) -> list[str] | None:
@@ -116,12 +116,12 @@ class LinksTests(SynchronousTestCase):
 
     def test_the_link_that_has_sent_the_last_position_of_a_writer_is_asked_for_its_history(self) -> None:
         first, second = self.add("tcp:a:1"), self.add("tcp:b:1")
-        first.answers, second.answers = [OLD, "[]"], [NEW, "[]"]
+        first.answers, second.answers = [OLD], [NEW]
         self.assertIsNone(now(self.links.history(ORDERS, ONE)), "no link has sent a position")
         for link in (first, second):
             self.links.position_received(link, ORDERS, ONE)
         self.assertEqual(names(now(self.links.history(ORDERS, ONE))), ["new"])
-        self.assertEqual(second.questions, ["orders one 0", "orders one 1"])
+        self.assertEqual(second.questions, ["orders one 0"])
         self.links.lost(second)
         self.assertIsNone(now(self.links.history(ORDERS, ONE)), "until the other link sends its position again")
         self.links.position_received(first, ORDERS, ONE)
@@ -130,15 +130,27 @@ class LinksTests(SynchronousTestCase):
     def test_a_history_arrives_in_parts(self) -> None:
         link = self.add("tcp:a:1")
         self.links.position_received(link, ORDERS, ONE)
+        first, second = '[3,[["a",1,1],["b",2,2]]]', '[3,[["c",3,3]]]'
         for answers, found in (
-            ([OLD, NEW, "[]"], ["old", "new"]),
+            ([first, second], ["a", "b", "c"]),
+            (["[0,[]]"], []),
             ([""], []),  # an older version sends nothing
-            (["{"], []),
-            ([OLD, None], None),
-            ([OLD] * MAX_EPOCHS + [NEW] * 9, ["old"] * MAX_EPOCHS + ["new"]),  # it would have no end
+            ([first, None], None),
         ):
             link.answers = [*answers]
-            self.assertEqual(names(now(self.links.history(ORDERS, ONE))), found, answers[:3])
+            self.assertEqual(names(now(self.links.history(ORDERS, ONE))), found, answers)
+
+    def test_a_part_of_a_history_is_none(self) -> None:
+        """A relay that loses its own writer has no history any more: the follower went back to the end of the part."""
+        link = self.add("tcp:a:1")
+        self.links.position_received(link, ORDERS, ONE)
+        first = '[3,[["a",1,1],["b",2,2]]]'
+        for second in ("[0,[]]", "[3,[]]", '[4,[["c",3,3],["d",4,4]]]', "{", '[2,[["a",1,1]]]'):
+            link.answers = [first, second]
+            error = str(error_of(begin(self.links.history(ORDERS, ONE))))
+            self.assertEqual(error, "the process at tcp:a:1 has sent only a part of the history of one", second)
+        link.answers = [f'[{10**9},[["a",1,1]]]']  # it would have no end
+        self.assertIn("only a part", str(error_of(begin(self.links.history(ORDERS, ONE)))))
 
     def test_a_writer_that_cannot_read_its_history_has_one(self) -> None:
         link = self.add("tcp:a:1")
@@ -157,9 +169,9 @@ class LinksTests(SynchronousTestCase):
             self.links.position_received(link, stream, ONE)
         found = [self.links.endpoint(stream, ONE) for stream in (STOCK, ORDERS)]
         self.assertEqual(found, ["tcp:a:1", "tcp:b:1"])
-        both.answers = [NEW, "[]"]
+        both.answers = [NEW]
         self.assertEqual(names(now(self.links.history(STOCK, ONE))), ["new"])
-        self.assertEqual(both.questions, ["stock one 0", "stock one 1"])
+        self.assertEqual(both.questions, ["stock one 0"])
 
     def test_a_relay_may_be_replaced_by_one_that_does_not_send_whether_it_has_found_all(self) -> None:
         link = self.add("tcp:a:1")

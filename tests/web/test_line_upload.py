@@ -346,6 +346,20 @@ def test_a_connection_that_ends_while_no_line_waits_is_no_error(
         assert (server.stored, upload.ids) == (["a", "b"], [2, 3])
 
 
+def test_the_end_of_the_lines_has_its_own_time_to_be_sent(
+    make_upload: Callable[..., Upload], server: LineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the last line was sent a minute ago, the request was given up at once."""
+    upload = make_upload(server)
+    upload.lines.add([b"a"])
+    upload.lines._unanswered.append(b"b")
+    upload.lines._stuck_since = 0.0
+    sent: list[float] = []
+    monkeypatch.setattr(LineUpload, "_exchange", lambda lines, _done: sent.append(lines._stuck_since))
+    upload.lines.finish()
+    assert sent[0] > 0.0
+
+
 def test_ids_are_received_while_a_source_is_waited_for(make_upload: Callable[..., Upload], server: LineServer) -> None:
     with open_pipe() as (reader, writer):
         upload = make_upload(server)

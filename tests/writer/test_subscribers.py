@@ -19,7 +19,7 @@ from replication.net.protocol import REST, Limits
 from replication.net.slow_peers import HOLD
 from replication.session.connection import Fault, Keepalive
 from replication.streams.definitions import StreamDefinition
-from replication.streams.history import UNKNOWN_HISTORY, Epoch, raised_name, read_history
+from replication.streams.history import UNKNOWN_HISTORY, Epoch, raised_name, read_part
 from replication.wire.commands import Error, RemoteServerUp, Replicate
 from replication.wire.grammar import Token
 from replication.writer import subscribers
@@ -66,7 +66,7 @@ class FactoryTests(MasterCase):
         self.send(wire, "PING echo 1 orders master 0", "PING echo 2 orders other 0", "PING echo 3 orders master 99999")
         lines = [line.split(" ") for line in self.new_lines(wire)]
         self.assertEqual([line[2] for line in lines], ["1", "2", "3"])
-        self.assertEqual([read_history(line[6]) for line in lines], [history, [], []])
+        self.assertEqual([read_part(line[6]) for line in lines], [(len(history), history), (0, []), (len(history), [])])
         others = [
             f"PING echo 4 {words}" for words in ("orders master", "orders master -1", "orders master 0 0", "orders")
         ]
@@ -82,7 +82,9 @@ class FactoryTests(MasterCase):
             while len(found) < len(history):
                 self.send(wire, f"PING echo {2**63} {long} {long} {len(found)}")
                 (line,) = self.new_lines(wire)
-                found += read_history(line.split(" ")[6])
+                total, part = read_part(line.split(" ")[6])
+                self.assertEqual(total, len(history))
+                found += part
         self.assertEqual(found, history)
 
     def test_a_history_that_cannot_be_read_is_not_sent(self) -> None:
@@ -105,7 +107,9 @@ class FactoryTests(MasterCase):
             self.assertEqual(self.new_lines(wire), [f"PING echo 3 orders master 0 {UNKNOWN_HISTORY}"])
             arrives.callback([])
             self.send(wire, "PING echo 4 orders master 0")
-        self.assertEqual(self.new_lines(wire), [f"PING echo {number} orders master 0 []" for number in (0, 1, 2, 4)])
+        self.assertEqual(
+            self.new_lines(wire), [f"PING echo {number} orders master 0 [0,[]]" for number in (0, 1, 2, 4)]
+        )
 
     def test_a_database_that_does_not_answer_is_waited_for_a_while(self) -> None:
         """A follower waited with it, ready and without an error."""

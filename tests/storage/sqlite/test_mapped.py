@@ -368,7 +368,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
             self.wait(transaction.execute("INSERT INTO events (id, name, size) VALUES (2, 'a', 1)"))
             refused = transaction.commit([write(2, [written], stream=EVENTS)])
             message = str(self.assertRaises(IdTakenError, self.wait, refused))
-            self.assertIn("has other rows for fact 2; another program wrote that", message)
+            self.assertIn("has rows for fact 2 already; another program wrote them", message)
             self.assertNotIn('"a"', message, "it may be shown to a peer that may not read the stream")
         self.assertEqual(self.tokens(EVENTS), [])
 
