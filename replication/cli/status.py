@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from replication.web.blocking_client import HttpClient
 
-Id: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a larger one is no figure of a curve
+Id: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # no curve can show a larger one
 
 _NO_WRITER: Final = {"instance": "-", "position": "-", "lag": "-", "state": "-", "error": None}
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
             if found.check and status["not_ready"]:
                 raise HttpError(f"{client.url} is not ready: {status['not_ready']}")
             return 0
-        with suppress(KeyboardInterrupt), interrupted_by_sigterm():  # else the terminal would stay as it is
+        with suppress(KeyboardInterrupt), interrupted_by_sigterm():  # so that the terminal gets its echo back
             if not console.is_terminal or console.is_dumb_terminal:
                 print_again(client, render, console)
             drawn = (lambda status, view: as_json(view.arrange(status))) if found.json else as_page

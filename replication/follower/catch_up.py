@@ -294,7 +294,7 @@ class CatchUpSources:
     ) -> FactCount | None:
         """Return the count of a writer's facts in a range, from a source with its ``history``.
 
-        None: some are gone, or there is no source at all.  CatchUpError: no source has this history and all of the
+        None: some facts are gone, or no source is known.  CatchUpError: no source has this history and all of the
         range; the message has the reason of each.
         """
         failures = []

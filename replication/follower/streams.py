@@ -99,7 +99,7 @@ class FollowedStreams:
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
 
     def __attrs_post_init__(self) -> None:
-        """Let the relay announce writers once all are found, and the sources ask for epochs over the wire."""
+        """Let the relay announce writers once all are found, and the sources request histories over the connections."""
         self.missed.sources.sent_history = self.links.history
         self.absent = AbsentWriters(
             expected=self._expected,

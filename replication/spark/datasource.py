@@ -145,8 +145,8 @@ def _gone_explained(instance: str) -> Iterator[None]:
             raise
         raise HttpError(
             f"{error}: give the options instance={instance} and from={error.fields.get('gone_upto')}; a streaming "
-            "query needs a new checkpoint for that. Read each other writer with a query of its own: from would leave "
-            "out its facts, too"
+            "query needs a new checkpoint for that. Read each other writer with a query of its own: the option from "
+            "would leave out facts of the others"
         ) from error
 
 
@@ -198,7 +198,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._goal: tuple[Offsets, Mapping[str, History]] | None = None
         self._newest: Offsets | None = None
         self._planned: dict[str, Any] | None = None  # the last offset, whose histories were compared
-        self._failing: dict[str, float] = {}  # since when pages of a writer fail; under NO_WRITER, since when all do
+        self._failing: dict[str, float] = {}  # when the first failure of each writer was; NO_WRITER: of a whole request
         self._page_rows = MAX_PAGE_ROWS  # of the next page, also of the next micro-batch
         self._batches = 0  # micro-batches with a limit
 

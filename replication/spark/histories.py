@@ -29,7 +29,7 @@ def positions_of(offset: Mapping[str, Any]) -> Offsets:
 
 
 def make_offset(positions: Offsets, start: Mapping[str, Any], histories: Mapping[str, History]) -> dict[str, Any]:
-    """Return an offset with these positions; a history that is not known now, or is behind, is that of ``start``."""
+    """Return an offset with these positions; the history in ``start`` stays if the new one is unknown or older."""
     former = start.get(HISTORIES, {})
     known = {
         name: [[*epoch] for epoch in history[-KEPT:]]
@@ -71,7 +71,7 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
 
 
 def _is_behind(history: History, read: Sequence[Sequence[Any]]) -> bool:
-    """Whether a history ends before an epoch that a query has read, and is the same up to there: a copy is behind.
+    """Whether a history lacks the newest epoch that a query has read: a copy has not followed it yet.
 
     After a restore, a writer begins another epoch before it publishes.
     """

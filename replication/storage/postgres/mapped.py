@@ -74,8 +74,8 @@ _SEQUENCE: Final = (
     "WHERE attrelid = to_regclass({0}) AND attname = {1} LIMIT 1"
 )
 _SEQUENCE_OF: Final = f"SELECT ({_SEQUENCE.format('%s', '%s')})::regclass::text"
-# Also one of the same name, if table and sequence are others than at their declaration.  A new sequence of the same
-# table goes on where the former one ended, and so does a new table with the same sequence.
+# It also finds a new sequence of the same name, if the table is new, too.  A new sequence of the same table goes on
+# where the former one ended, and so does a new table with the same sequence.
 _OTHER_SEQUENCES: Final = (
     "SELECT place - 1, found::regclass::text FROM ("
     f"SELECT given.*, ({_SEQUENCE.format('given.name', 'given.of')}) AS found "
@@ -281,7 +281,7 @@ def has_index(session: PostgresSession, table: str, column: str, *, partial: boo
 class Types(NamedTuple):
     """The types that expressions had when their SQL was made: ALTER TABLE may change them while a process runs.
 
-    ``places`` are the columns of the query that have these types.  Those after the first ``width`` have nothing else.
+    ``places`` are the columns of the query that have these types.  Columns after ``width`` exist only for their type.
     """
 
     codes: Sequence[int] = ()

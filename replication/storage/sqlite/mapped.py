@@ -162,7 +162,8 @@ class MappedTable(MappedRows[SqliteSession]):
 
         They are read again, because a follower that reads them later must receive what another follower receives now.
         A column may turn a number into a text, ``where`` may exclude the row, and the application may have written
-        another row.  If it has written nothing, another program has taken the ID: equal rows are another fact, too.
+        another row.  If it has written nothing, another program has taken the ID.  Even equal rows are another fact
+        then.
         """
         for writer, facts in written:
             for token, texts in facts:
