@@ -18,9 +18,11 @@ from replication.streams.history import (
     common_position,
     doubted_since,
     encode_history,
+    encode_part,
     raise_epoch,
     raised_name,
     read_history,
+    read_part,
     read_position,
 )
 from replication.wire.grammar import Token
@@ -38,6 +40,12 @@ A, B, C = epoch("a", 1), epoch("b", 5), epoch("c", 11)
 
 def common(followed: History, published: History, position: int) -> Token | None:
     return common_position(followed, published, Token(position))
+
+
+def test_a_part_of_a_history_has_the_number_of_all_epochs() -> None:
+    history = [Epoch("a", Token(1), Token(1)), Epoch("b", Token(5), Token(7))]
+    assert encode_part(history, 1, 100) == '[2,[["b",5,7]]]'
+    assert [read_part(encode_part(history, place, 1)) for place in (0, 2)] == [(2, history[:1]), (2, [])]
 
 
 def test_an_ordinary_restart_keeps_the_position() -> None:
