@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import time
 from typing import Any
@@ -155,8 +154,8 @@ def test_watching_on_a_terminal_that_cannot_redraw_prints_the_same_as_on_a_pipe(
 
 def test_sigterm_ends_watching_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
     def watch(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("SIGTERM has not ended it")
 
     monkeypatch.setattr(status, "print_again", watch)
     before = signal.getsignal(signal.SIGTERM)
