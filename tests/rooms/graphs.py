@@ -140,13 +140,14 @@ def forward_of(steps: Iterable[Step]) -> set[str]:
             if not step.backfilled and step.event.is_good:
                 lived.add(step.event.event_id)
     good = {each.event_id for each in final.values() if each.is_good}
-    behind = {prev for each in good for prev in final[each].prev_event_ids}
+    named = {prev for each in good for prev in final[each].prev_event_ids}
     edge = {prev for each in lived for prev in final[each].prev_event_ids}
+    passed: set[str] = set()  # apart from what is named: a good event may name a soft-failed one that is passed later
     while edge:
         bad = [each for each in edge if each in final and final[each].soft_failed and not final[each].outlier]
-        edge = {prev for each in bad for prev in final[each].prev_event_ids} - behind
-        behind |= edge
-    return lived - behind
+        edge = {prev for each in bad for prev in final[each].prev_event_ids} - passed
+        passed |= edge
+    return lived - named - passed
 
 
 def backward_of(steps: Iterable[Step]) -> set[str]:
