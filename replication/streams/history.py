@@ -102,19 +102,20 @@ def common_position(ours: History, theirs: History, position: Token) -> Token | 
     return None
 
 
-def doubted_since(ours: History, theirs: History, position: Token) -> Token | None:
+def doubted_since(ours: History, theirs: History, position: Token, *, at_each_start: bool = False) -> Token | None:
     """Return above which ID facts up to ``position`` may be lost, although a larger ID is not.
 
     IDs are not completed in their order.  So a backup may have ID 6 and lack ID 5, which was open; a standby, too.
-    None: the state of the tables is the same since the last shared epoch, or nothing can be lost there.
+    None: the state of the tables is the same since the last shared epoch, or nothing can be lost there.  With
+    ``at_each_start`` the state does not matter: each later epoch may have begun after a restore.
     """
     names = {epoch.name for epoch in ours}
     shared = [place for place, epoch in enumerate(theirs) if epoch.name in names]
     if not shared:
         return None
     later, state = theirs[shared[-1] + 1 :], _state(theirs[shared[-1]])
-    doubted = [epoch.settled for epoch in later if epoch.settled < position and "" != _state(epoch) != state != ""]
-    return min(doubted, default=None)
+    changed = [epoch for epoch in later if at_each_start or "" != _state(epoch) != state != ""]
+    return min([epoch.settled for epoch in changed if epoch.settled < position], default=None)
 
 
 def certain_position(ours: History, theirs: History, position: Token) -> Token | None:

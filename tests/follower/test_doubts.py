@@ -180,13 +180,22 @@ class CopyTests(DoubtsCase):
         self.process.pages = [Page([fact(9)], Token(9), limited=False)]
         self.assertEqual((self.come_back(PROMOTED), self.counted, self.process.asked), ([], [], [(8, 9)]))
 
-    def test_nothing_is_counted_without_a_failover(self) -> None:
-        """Rows of a mapped table may be deleted at any time, so a number of facts alone shows nothing."""
-        for epoch in (RESTARTED, Epoch("b", Token(4), Token(8)), Epoch("b.00000002", Token(8), Token(8))):
+    def test_nothing_is_counted_if_no_fact_is_in_doubt(self) -> None:
+        self.follow_to_eight()
+        self.process.pages = [Page([fact(9)], Token(9), limited=False)]
+        self.assertEqual((self.come_back(Epoch("b.00000002", Token(8), Token(8))), self.counted), ([], []))
+
+    def test_a_copy_counts_also_if_the_state_of_the_tables_does_not_show_a_restore(self) -> None:
+        """An application has inserted as many rows in its table as the restore has lost, before the master started."""
+        for epoch in (RESTARTED, Epoch("b", Token(4), Token(8))):
             self.setUp()
             self.follow_to_eight()
-            self.process.pages = [Page([fact(9)], Token(9), limited=False)]
-            self.assertEqual((self.come_back(epoch), self.counted), ([], []))
+            new = [fact(token, '["new"]') for token in range(5, 9)]
+            self.found = [*facts(range(2, 5)), *new]
+            self.process.pages = [Page([*new, fact(9)], Token(9), limited=False)]
+            self.assertIn("master went back from 8 to 4 on orders", self.come_back(epoch)[0])
+            self.assertEqual((self.counted, self.tokens()), ([(4, 8)], [*range(2, 10)]))
+            self.assertIn("new", str(self.store._streams[ORDERS].facts))
 
     def test_facts_that_are_received_and_in_doubt_are_fetched_again(self) -> None:
         self.at(0, 1)
@@ -319,6 +328,17 @@ class FunctionTests(DoubtsCase):
             self.found = [*facts(range(2, 8)), fact(8, '["another"]')]
             self.come_back(PROMOTED)
             self.assertEqual((self.counted, self.process.asked), ([(4, 8)], [(after, 9)]))
+
+    def test_only_a_function_that_is_undone_counts_without_a_failover(self) -> None:
+        """Rows of a mapped table may be deleted at any time: any other function would stop because of that."""
+        for self.undone, counted in ((True, [(4, 8)]), (False, [])):
+            for epoch in (RESTARTED, Epoch("b", Token(4), Token(8))):
+                self.setUp()
+                self.follow_to_eight()
+                self.found = [*facts(range(2, 8)), fact(8, '["another"]')]
+                self.process.pages = [Page([fact(9)], Token(9), limited=False)]
+                self.come_back(epoch)
+                self.assertEqual(self.counted, counted)
 
     def test_a_function_that_is_undone_stays_where_it_is_if_nothing_is_lost(self) -> None:
         self.undone = True

@@ -1,0 +1,93 @@
+"""After a restore, an application inserts as many rows in its table as were lost; the master starts after that."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.system.daemons import Daemon, fixed_ports, until
+from tests.system.databases import PostgresDatabase, SqliteDatabase
+from tests.system.mapped import MappedCluster
+from tests.system.test_kills import has
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+    from tests.system.databases import Database
+
+UNDOING = """
+def register(worker):
+    @worker.on("events")
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS seen (token INTEGER PRIMARY KEY, row TEXT)")
+        rows = [(each.token, each.texts[0]) for each in facts]
+        await txn.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?)", rows)
+
+    @worker.on_reset("events")
+    async def undo(writer, to, txn):
+        await txn.execute("DELETE FROM seen WHERE token > ?", [to])
+"""
+CREATE = "CREATE TABLE events (id {} PRIMARY KEY, name text)"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Database, Callable[[str], object]]]:
+    """Return a database with an empty mapped table, and what runs SQL in it."""
+    if request.param == "sqlite":
+        sqlite = SqliteDatabase(tmp_path)
+
+        def run(sql: str) -> None:
+            with closing(sqlite3.connect(sqlite.file, isolation_level=None)) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(sql)
+
+        run(CREATE.format("INTEGER"))
+        yield sqlite, run
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    with server.database() as name:
+        sql = partial(server.sql, database=name)
+        sql(CREATE.format("bigserial"))
+        yield PostgresDatabase(server, name), sql
+        server.sql(f"DROP DATABASE IF EXISTS {name}_backup WITH (FORCE)")
+
+
+def test_a_copy_and_a_function_that_undoes_keep_no_lost_row(
+    tmp_path: Path, place: tuple[Database, Callable[[str], object]]
+) -> None:
+    """The largest ID is the same as before the restore, so only the rows differ."""
+    database, sql = place
+    mapped = MappedCluster(tmp_path, database.url, sql)
+    (tmp_path / "undoing.py").write_text(UNDOING)
+
+    def insert(*names: str) -> None:
+        for name in names:
+            sql(f"INSERT INTO events (name) VALUES ('{name}')")
+
+    def seen(expected: str) -> bool:
+        rows = mapped.copy("copy")
+        same = has(tmp_path / "replication-undoing.db", "SELECT token, row FROM seen ORDER BY 1", rows)
+        return same and "".join(row.strip('["]') for _, row in rows) == expected
+
+    master = mapped.writer()
+    with ExitStack() as stack:
+        wire, http = stack.enter_context(fixed_ports(master))
+        stack.enter_context(mapped.follower("copy", wire, f"http://{http}"))
+        options = ("--instance-name=undoing", f"--connect=tcp:{wire}", f"--catch-up=http://{http}", "--app=undoing")
+        stack.enter_context(Daemon(tmp_path, "worker", *options, name="undoing"))
+        insert(*"abc")
+        until(lambda: seen("abc"), "both have the rows")
+        database.back_up()
+        insert(*"lost")
+        until(lambda: seen("abclost"), "both have the rows that will be lost")
+        master.kill()
+        database.restore()
+        insert(*"news")
+        master.start()
+        until(lambda: seen("abcnews"), "both have the rows of now", 30)
