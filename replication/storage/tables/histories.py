@@ -1,7 +1,8 @@
 """The table ``stream_histories``, in SQLite and PostgreSQL: the epochs of each writer (docs/protocol/following.md E7).
 
 A writer stores its own history, and a copy stores that of its writer, under an empty follower name.  A follower with
-functions stores the history of each writer under its own name.  Everything here blocks.
+functions stores the history of each writer under its own name.  On SQLite it finds that of its former name, too: one
+process uses a file, under any name, and the positions there have none.  Everything here blocks.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ EXISTS: Final[Mapping[str, str]] = {
 }
 ALL: Final = "SELECT stream_name, instance_name, epochs FROM stream_histories WHERE follower_name = ''"
 GET: Final = "SELECT epochs FROM stream_histories WHERE stream_name = ? AND instance_name = ? AND follower_name = ?"
+RENAMED: Final = (  # on SQLite; older programs have left several names
+    "SELECT epochs FROM stream_histories WHERE stream_name = ? AND instance_name = ? AND follower_name <> '' "
+    "ORDER BY follower_name = ? DESC, rowid DESC LIMIT 1"
+)
+FORGET_RENAMED: Final = (
+    "DELETE FROM stream_histories "
+    "WHERE stream_name = ? AND instance_name = ? AND follower_name <> '' AND follower_name <> ?"
+)
 OWN: Final = "SELECT stream_name, epochs FROM stream_histories WHERE instance_name = ? AND follower_name = ''"
 PUT: Final = (
     "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
@@ -58,12 +67,12 @@ def get_history(database: ISqlExecutor, stream: StreamName, writer: InstanceName
     """Return a stored history; empty if there is none, or no table, as in a database of version 0.1."""
     if not database.execute(EXISTS[database.dialect]):
         return ()
-    return _only(stream, writer, database.execute(_sql(database, GET), (stream, writer, follower)))
+    return _only(stream, writer, database.execute(_get(database, follower), (stream, writer, follower)))
 
 
 def find_history(session: ISession, stream: StreamName, writer: InstanceName, follower: str) -> History:
     """Return a stored history, read outside a transaction; StoreError if there is no table."""
-    return _only(stream, writer, session.ask(_sql(session, GET), (stream, writer, follower)))
+    return _only(stream, writer, session.ask(_get(session, follower), (stream, writer, follower)))
 
 
 def get_histories(database: ISqlExecutor, writer: InstanceName) -> dict[StreamName, History]:
@@ -81,6 +90,8 @@ def put_histories(
     _create(database)
     rows = [(stream, writer, follower, encode_history(each)) for stream, each in histories.items()]
     database.executemany(_sql(database, PUT), rows)
+    if follower and database.dialect == "sqlite":
+        database.executemany(FORGET_RENAMED, [(stream, writer, follower) for stream in histories])
 
 
 def replace_history(database: ISqlExecutor, write: Write, history: History, former: History) -> None:
@@ -109,6 +120,10 @@ def _read(stream: StreamName, writer: InstanceName, epochs: str) -> History:
         return read_history(epochs)
     except msgspec.MsgspecError as error:
         raise StoreError(f"the history of {writer!r} in stream {stream!r} cannot be read: {error}") from error
+
+
+def _get(database: ISqlExecutor | ISession, follower: str) -> str:
+    return RENAMED if follower and database.dialect == "sqlite" else _sql(database, GET)
 
 
 def _sql(database: ISqlExecutor, sql: str) -> str:
