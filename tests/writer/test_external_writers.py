@@ -95,7 +95,7 @@ class TakenIdTests(ExternalCase):
     def setUp(self) -> None:
         super().setUp()
         self.stream = self.master.stream(ORDERS)
-        self.next_poll(1)
+        now(self.master.start())
 
     def append_beside(self, taken: int) -> Any:
         """Append, while other programs take the IDs of the first ``taken`` attempts; return the outcome."""
