@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 
 from replication.deferreds import check_thread, shield
 from replication.errors import RowError, StoreError, StreamError
+from replication.storage.contract import IdTakenError
 from replication.storage.receipts import receipt_key
 from replication.streams.facts import check_rows, check_size, facts_of, row_bytes
 from replication.streams.interfaces import Receipt
@@ -38,6 +39,7 @@ SLICE: Final = 2**20  # bytes that are encoded in one turn of the reactor, which
 FACT_BYTES: Final = 256  # and so many more for each row and each fact, which takes as long as such a text
 SLICE_ROWS: Final = 5_000  # of one fact that are encoded in one turn
 SLICE_FACTS: Final = 20_000  # that are made in one turn
+ATTEMPTS: Final = 10  # of an append whose IDs other programs take
 
 _first: Callable[[list[Reservation]], Reservation] = itemgetter(0)
 
@@ -137,7 +139,7 @@ class StreamWriter:
         stored = None if key is None else receipt_key(self.definition.name, key, self._run)
         if stored is not None and (known := await self._transactions.store.find_receipt(stored)) is not None:
             return known
-        return await shield(self._append(texts, stored)) if texts else []
+        return await shield(self._append_again(texts, stored)) if texts else []
 
     @property
     def published(self) -> Token:
@@ -153,6 +155,19 @@ class StreamWriter:
         """Raise ConfigError in a wrong thread, NotAWriterError if this instance may not write here."""
         check_thread(self._transactions.clock)
         self.outgoing.check_writer()
+
+    async def _append_again(self, texts: list[tuple[str, ...]], key: str | None) -> Sequence[Token]:
+        """Append, and again with other IDs while other programs take those that this process has counted (SQLite)."""
+        ids = self.publisher.ids
+        for _ in range(1, ATTEMPTS):
+            try:
+                return await self._append(texts, key)
+            except IdTakenError:  # nothing is stored
+                if ids.horizon is None or ids.sequence is not None:
+                    raise
+                last = await self._transactions.store.last_row(self.definition.name)
+                ids.pending.note(last)  # what is published stays within the horizon
+        return await self._append(texts, key)
 
     async def _append(self, texts: list[tuple[str, ...]], key: str | None) -> Sequence[Token]:
         transaction = FactTransaction(self._transactions, self.outgoing, len(texts), list[Reservation])

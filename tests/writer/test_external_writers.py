@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
+from twisted.internet.defer import succeed
 from twisted.logger import LogLevel
 
 from replication.errors import StoreError
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
+from replication.storage.contract import IdTakenError
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import SequenceState, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.external_writers import LONGEST
 from replication.writer.publisher import NO_WRITER, RETRY_AFTER
+from replication.writer.stream import ATTEMPTS
 from tests.doubles import FragileStore, begin, error_of, logged, now
 from tests.serving import MasterCase
 
@@ -84,6 +87,49 @@ class ExternalCase(MasterCase):
 
     def published_lines(self, wire: Wire) -> list[str]:
         return [line for line in self.new_lines(wire) if " orders " in line]
+
+
+class TakenIdTests(ExternalCase):
+    """On SQLite plain SQL may take an ID that an append has reserved."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.stream = self.master.stream(ORDERS)
+        now(self.master.start())
+
+    def append_beside(self, taken: int) -> Any:
+        """Append, while other programs take the IDs of the first ``taken`` attempts; return the outcome."""
+        commit, left = self.store.commit, [IdTakenError("taken")] * taken
+
+        async def refuse(*args: Any) -> None:
+            if left:
+                self.last += 1
+                raise left.pop()
+            await commit(*args)
+
+        async def last_row(_: StreamName) -> Token:
+            return Token(self.last)
+
+        self.last = 5
+        with patch.object(self.store, "commit", refuse), patch.object(self.store, "last_row", last_row):
+            return now(self.stream.append([[["o1", "placed"]]]))
+
+    def test_an_append_takes_another_id(self) -> None:
+        self.assertEqual(self.append_beside(taken=ATTEMPTS - 1), [5 + ATTEMPTS])
+        self.assertEqual(self.stream.published, 1, "the horizon is where the last poll has found it")
+        self.next_poll(5 + ATTEMPTS)
+        self.assertEqual(self.stream.published, 5 + ATTEMPTS)
+
+    def test_it_does_not_go_on_for_ever(self) -> None:
+        with self.assertRaises(IdTakenError):
+            self.append_beside(taken=ATTEMPTS)
+
+    def test_an_id_of_a_sequence_is_refused_at_once(self) -> None:
+        """PostgreSQL gives each ID once, so the other program has invented its ID."""
+        self.stream.publisher.ids.sequence = sequence = Mock()
+        sequence.allocate.side_effect = lambda _: succeed([7])
+        with self.assertRaises(IdTakenError):
+            self.append_beside(taken=1)
 
 
 class PublishingTests(ExternalCase):

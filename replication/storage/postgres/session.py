@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from socket import SHUT_RDWR, socket
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
+from weakref import WeakSet
 
 import psycopg
 from psycopg import errors
@@ -25,6 +26,7 @@ from psycopg.pq import TransactionStatus
 
 from replication.errors import CommitsLostError, RowRefusedError, StoreError, ValueRefusedError
 from replication.storage.contract import TAKEN_CURE, ReceiptTakenError, TooLargeError
+from replication.storage.forks import detach
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
 from replication.storage.postgres.options import CURES_BY_WORDS
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 TypedRows: TypeAlias = "tuple[Sequence[int], list[tuple[Any, ...]]]"
+
+_opened: Final[WeakSet[psycopg.Connection]] = WeakSet()
 
 OLDEST: Final = 13  # the first version with pg_current_xact_id_if_assigned()
 
@@ -177,6 +181,7 @@ class PostgresSession:
         if self._connection is None:
             with self.refusals():
                 connection = self._socket = psycopg.connect(self.address.conninfo, autocommit=True)
+                _opened.add(connection)
                 self.holder.connected = True
                 connection.prepared_max = PREPARED
                 if not self._settings:
@@ -621,3 +626,6 @@ def _is_fatal(error: psycopg.Error) -> bool:
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:  # the driver's: COMMIT may have worked
         return not isinstance(error, errors.PipelineAborted)
     return error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+
+
+os.register_at_fork(after_in_child=lambda: detach([each.fileno() for each in _opened if not each.closed]))

@@ -7,6 +7,9 @@ and SQLite drops it when it closes a connection to the file.  A system without s
 To close a descriptor of a file drops the locks of SQLite that this process has on it.  Another process may then delete
 a WAL that is in use.  So a descriptor is closed once no connection has a lock on the file.  A lock that another thread
 takes at that very moment is not noticed.
+
+A child of ``fork`` has the same lock: it would keep the claim of a parent that was killed, or end that of one that
+runs.  So it detaches its descriptors at once.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from replication.errors import StoreError
 from replication.storage.contract import ClaimedError
+from replication.storage.forks import detach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +45,7 @@ SHARED: Final = 2**30 + 2, 510  # the first byte that a connection of SQLite loc
 _SHORTS: Final = [("kind", ctypes.c_short), ("whence", ctypes.c_short)]
 _LONGS: Final = [("start", ctypes.c_int64), ("length", ctypes.c_int64), ("process", ctypes.c_int)]
 
+_claims: Final[set[int]] = set()  # descriptors of files that are claimed
 _unclosed: Final[list[int]] = []
 _unclosed_lock: Final = Lock()
 
@@ -64,6 +69,7 @@ def claimed(path: str) -> Iterator[int]:
         try:
             descriptor = _open(path)
             held.callback(_close, descriptor)
+            _claims.add(descriptor)
             # The length is the process's ID, for the process that is refused.
             _control(descriptor, SET_LOCK, fcntl.F_WRLCK, FIRST, os.getpid())
             for name in {path, str(Path(path).resolve())}:
@@ -146,6 +152,7 @@ def _open(path: str) -> int:
 
 def _close(descriptor: int) -> None:
     """Unlock the file, and close each descriptor whose file has no lock of SQLite."""
+    _claims.discard(descriptor)
     with _unclosed_lock, suppress(OSError):  # such locks are unknown to this system or this disk
         _unclosed.append(descriptor)
         _control(descriptor, SET_LOCK, fcntl.F_UNLCK, 0, 0)
@@ -153,3 +160,6 @@ def _close(descriptor: int) -> None:
             if _control(each, GET_LOCK, fcntl.F_WRLCK, 0, FIRST).kind == fcntl.F_UNLCK:
                 _unclosed.remove(each)
                 os.close(each)
+
+
+os.register_at_fork(after_in_child=lambda: detach({*_claims, *_unclosed}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import warnings
 from collections import Counter
 from functools import partial
 from threading import Event, Thread
@@ -60,6 +61,20 @@ class SessionTests(UsesSession, SynchronousTestCase):
         self.assertEqual(self.session.run("CREATE TABLE mine (a integer)"), [])
         self.assertEqual(self.session.run("INSERT INTO mine VALUES (%s) RETURNING a", (7,)), [(7,)])
         self.assertEqual(self.sql("SELECT a FROM mine"), [(7,)])
+
+    def test_a_child_of_fork_has_no_session_of_its_parent(self) -> None:
+        """It would keep the parent's name after a kill of the parent, and its end would end the session."""
+        (before,) = self.session.run("SELECT pg_backend_pid()")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # this process may have threads
+            child = os.fork()
+        if not child:
+            try:
+                self.session.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        self.assertEqual(self.session.run("SELECT pg_backend_pid()"), [before])
 
     def test_a_percent_sign_stands_for_itself_where_there_are_no_parameters(self) -> None:
         self.assertEqual(self.session.execute("SELECT 'x' LIKE '%'"), [(True,)])

@@ -46,6 +46,24 @@ else:
     sys.stdin.readline()
 """
 
+# The first child closes the claim and ends, the second one lives on.
+FORK = """
+import os, time, warnings
+from replication.storage.sqlite import claim
+
+warnings.simplefilter("ignore")
+first = os.fork()
+if not first:
+    for each in [*claim._claims]:
+        claim._close(each)
+    os._exit(0)
+os.waitpid(first, 0)
+if not os.fork():
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+sys.stdin.readline()
+"""
+
 # SQLite changes the mode of a file that no other connection has opened.
 LEAVE_WAL = """
 import sqlite3, sys
@@ -56,9 +74,9 @@ print(*sqlite3.connect(sys.argv[1], timeout=0).execute("PRAGMA journal_mode = DE
 class Process:
     """Another process that opens the file to write it, once it is let ``go``."""
 
-    def __init__(self, test: SynchronousTestCase, path: str) -> None:
+    def __init__(self, test: SynchronousTestCase, path: str, program: str = WRITE) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", WRITE, path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", program, path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         test.addCleanup(self.kill)
         self.pid = self._process.pid
@@ -271,6 +289,19 @@ class OneProcessTests(ClaimCase):
         process.kill()
         self.close(self.store())
         self.assertEqual(self.descriptors(), 0)
+
+    def test_a_child_of_fork_keeps_no_claim_of_a_parent_that_was_killed(self) -> None:
+        """A pool of workers, as of multiprocessing or Celery, may be forked after the start, and outlive its parent."""
+        process = Process(self, self.path, f"{WRITE}{FORK}")
+        process.go()
+        self.assertEqual(process.line(), "claimed")
+        process.go()
+        child = int(process.line())
+        self.addCleanup(os.kill, child, signal.SIGKILL)
+        self.assertIn(f"is written by process {process.pid} already", self.refusal())
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        self.close(self.store())
 
     def test_a_process_that_has_just_ended_has_no_id(self) -> None:
         self.store()
