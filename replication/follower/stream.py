@@ -202,7 +202,8 @@ class StreamFollower:
             cursor = make_cursor(self._relay, self.name, command.instance, stored, checks_history=checks)
             self.cursors[command.instance] = cursor
             self._moved(self.name, command.instance, cursor.position)
-        prev, new = command.prev if command.prev >= FIRST_GAP else min(command.prev, Token(0)), command.new
+        has_facts = command.prev >= FIRST_GAP or begins_again  # in memory the first fact of a Synapse has ID 1
+        prev, new = command.prev if has_facts else min(command.prev, Token(0)), command.new
         if new < cursor.published and not cursor.linked and not can_go_back:
             message = "{stream}: {writer} sends position {new}, but is known to be at {known}, which is kept"
             self.log.info(message, stream=self.name, writer=command.instance, new=new, known=cursor.published)

@@ -142,10 +142,11 @@ class FollowTests(RedisCase):
 
     def test_what_a_stream_in_memory_had_before_its_lower_position_is_fetched(self) -> None:
         self.start()
-        self.publish("POSITION typing one 0 0", "RDATA typing one 8 []", "POSITION typing one 3 3")
-        (status,) = [each for each in self.worker.served.stream_statuses() if each.definition.name == "typing"]
-        # There is no source here for the facts up to 3.
-        self.assertEqual([(each.position, each.published) for each in status.writers], [(0, 3)])
+        for end in (3, 1):  # also the first fact
+            self.publish("POSITION typing one 0 0", "RDATA typing one 8 []", f"POSITION typing one {end} {end}")
+            (status,) = [each for each in self.worker.served.stream_statuses() if each.definition.name == "typing"]
+            # There is no source here for these facts.
+            self.assertEqual([(each.position, each.published) for each in status.writers], [(0, end)])
 
     def test_a_row_that_cannot_be_read_is_fetched_with_the_next_fact(self) -> None:
         self.start()
