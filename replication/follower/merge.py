@@ -60,13 +60,15 @@ class MergingFollower(StreamFollower):
         await super().open()
         self._missing = dict.fromkeys({*(self._positions or ())} - {ALL, *self._present()})
 
-    def position_received(self, link: Hashable, command: Position, *, can_go_back: bool = True) -> None:
+    def position_received(
+        self, link: Hashable, command: Position, *, can_go_back: bool = True, begins_again: bool = False
+    ) -> None:
         """Process a POSITION, which also names a writer that the connection brings."""
         self._writers.setdefault(link, set()).add(command.instance)
         self._missing.pop(command.instance, None)
         if self._confirmed is not None:
             self._confirmed.add(command.instance)
-        super().position_received(link, command, can_go_back=can_go_back)
+        super().position_received(link, command, can_go_back=can_go_back, begins_again=begins_again)
 
     def connection_lost(self, link: Hashable) -> None:
         """Drop the incomplete facts of a connection; its writers have to send positions again."""

@@ -181,10 +181,16 @@ class StreamFollower:
         for process in early:
             process()
 
-    def position_received(self, link: Hashable, command: Position, *, can_go_back: bool = True) -> None:
-        """Process a POSITION; one below the known position is ignored unless it ``can_go_back``."""
+    def position_received(
+        self, link: Hashable, command: Position, *, can_go_back: bool = True, begins_again: bool = False
+    ) -> None:
+        """Process a POSITION; one below the known position is ignored unless it ``can_go_back``.
+
+        If the stream ``begins_again`` at 0 then, the writer's facts up to the new position are fetched.
+        """
         if self._positions is None:
-            self._process_later(lambda: self.position_received(link, command, can_go_back=can_go_back))
+            again = partial(self.position_received, can_go_back=can_go_back, begins_again=begins_again)
+            self._process_later(lambda: again(link, command))
             return
         cursor = self.cursors.get(command.instance)
         if cursor is None:
@@ -196,11 +202,15 @@ class StreamFollower:
             cursor = make_cursor(self._relay, self.name, command.instance, stored, checks_history=checks)
             self.cursors[command.instance] = cursor
             self._moved(self.name, command.instance, cursor.position)
-        prev, new = command.prev if command.prev >= FIRST_GAP else min(command.prev, Token(0)), command.new
+        has_facts = command.prev >= FIRST_GAP or begins_again  # in memory the first fact of a Synapse has ID 1
+        prev, new = command.prev if has_facts else min(command.prev, Token(0)), command.new
         if new < cursor.published and not cursor.linked and not can_go_back:
             message = "{stream}: {writer} sends position {new}, but is known to be at {known}, which is kept"
             self.log.info(message, stream=self.name, writer=command.instance, new=new, known=cursor.published)
             prev = new = cursor.published
+        if new < cursor.published and begins_again:
+            cursor.link_lost(link)  # it stays open, but its facts are those of another run of the writer
+            cursor.position_received(link, Token(0), Token(0))
         cursor.position_received(link, prev, new)
         self._drive(command.instance)
 

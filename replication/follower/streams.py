@@ -303,7 +303,8 @@ class FollowedStreams:
         if follower is None:
             follower = self._follower(command.stream)
             start_alone(self._open(follower))
-        follower.position_received(link, command, can_go_back=link.can_go_back(command.stream))
+        can_go_back, begins_again = link.can_go_back(command.stream), link.begins_again(command.stream)
+        follower.position_received(link, command, can_go_back=can_go_back, begins_again=begins_again)
 
     async def _open(self, follower: StreamFollower) -> None:
         """Open a follower; retry until that succeeds."""

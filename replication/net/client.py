@@ -174,6 +174,10 @@ class WriterClient(Factory):
         """Whether a position below the known one means that the writer was restored."""
         return True
 
+    def begins_again(self, stream: StreamName) -> bool:  # noqa: ARG002 (over Redis it matters)
+        """Return False: a writer that is started again closes the connection."""
+        return False
+
     def position_missing(self) -> None:
         """Do nothing: a writer sends its positions itself, in order."""
 

@@ -70,6 +70,9 @@ class IWriterLink(Hashable, Protocol):
     def can_go_back(self, stream: StreamName) -> bool:
         """Whether a position below the known one means that the writer was restored; else the known one is kept."""
 
+    def begins_again(self, stream: StreamName) -> bool:
+        """Whether a position below the known one, also on one connection, means that the stream begins at 0 again."""
+
     def position_missing(self) -> None:
         """Note that rows of a writer were received, and no POSITION of it."""
 

@@ -250,6 +250,8 @@ class RedisClient(Factory):
         """Whether the stream is in memory: a lower position of another stream does not mean that facts are lost."""
         return stream in _IN_MEMORY
 
+    begins_again = can_go_back  # its writer was started again, while the connection to Redis stays
+
     def position_missing(self) -> None:
         """Request positions: the writer's connection to Redis was lost with its answer to REPLICATE."""
         if self.state == "following":

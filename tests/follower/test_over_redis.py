@@ -130,6 +130,24 @@ class FollowTests(RedisCase):
         self.assertEqual(messages, [])
         self.assertEqual(self.position("one", "typing"), 1)
 
+    def test_a_stream_in_memory_begins_at_0_again_while_the_connection_to_redis_stays(self) -> None:
+        """As when only its writer is started again; a second answer to REPLICATE changes nothing."""
+        again = ["POSITION typing one 0 0", *(f"RDATA typing one {token} []" for token in range(1, 6))]
+        self.worker.on("typing")(lambda facts, _: self.seen.extend((each.token, "typing") for each in facts))
+        self.start()
+        self.publish("POSITION typing one 0 0", *(f"RDATA typing one {token} []" for token in range(1, 9)))
+        self.seen.clear()
+        self.publish(*again, "POSITION typing one 5 5", "RDATA typing one 6 []")
+        self.assertEqual(self.seen, [(token, "typing") for token in range(1, 7)])
+
+    def test_what_a_stream_in_memory_had_before_its_lower_position_is_fetched(self) -> None:
+        self.start()
+        for end in (3, 1):  # also the first fact
+            self.publish("POSITION typing one 0 0", "RDATA typing one 8 []", f"POSITION typing one {end} {end}")
+            (status,) = [each for each in self.worker.served.stream_statuses() if each.definition.name == "typing"]
+            # There is no source here for these facts.
+            self.assertEqual([(each.position, each.published) for each in status.writers], [(0, end)])
+
     def test_a_row_that_cannot_be_read_is_fetched_with_the_next_fact(self) -> None:
         self.start()
         self.publish("RDATA orders one 2 [", "RDATA orders one 3 [1]")

@@ -50,6 +50,8 @@ def test_a_link_over_tcp_and_one_over_redis_have_the_same_interface() -> None:
     for stream, may in (("events", False), ("typing", True)):
         assert tcp.can_go_back(StreamName(stream))
         assert redis.can_go_back(StreamName(stream)) is may
+        assert not tcp.begins_again(StreamName(stream))
+        assert redis.begins_again(StreamName(stream)) is may
 
 
 def test_a_peer_is_what_functions_of_on_command_receive() -> None:

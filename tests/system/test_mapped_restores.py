@@ -72,7 +72,7 @@ def test_a_copy_and_a_function_that_undoes_keep_no_lost_row(
 
     def seen(expected: str) -> bool:
         rows = mapped.copy("copy")
-        same = has(tmp_path / "replication-undoing.db", "SELECT token, row FROM seen ORDER BY 1", rows)
+        same = has(tmp_path / "replication-undoing.db", "SELECT token, row FROM seen ORDER BY 1", [*rows])
         return same and "".join(row.strip('["]') for _, row in rows) == expected
 
     master = mapped.writer()
