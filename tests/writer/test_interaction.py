@@ -275,6 +275,21 @@ class SqliteTests(SynchronousTestCase):
         fact.invalidate("get_order", [order])
         return f"{order} is {fact.token}"
 
+    def test_a_temporary_table_that_hides_another_one_is_refused_with_its_transaction(self) -> None:
+        """Otherwise facts would be acknowledged, and stored in the temporary table."""
+
+        def hide(txn: ISqlExecutor, fact: NewFact) -> None:
+            txn.execute("CREATE TEMP TABLE Stream_Orders AS SELECT * FROM stream_orders")
+            fact.write(["o1", "hidden"])
+
+        hidden = "the temporary table 'Stream_Orders' hides the table of this name: give it another name"
+        running = [self.pump.start(self.orders.run_interaction(hide)) for _ in range(2)]
+        for each in running:
+            with self.assertRaisesRegex(StoreError, hidden):
+                self.pump.wait(each)
+        self.pump.wait(self.orders.append([[["o1", "stored"]]]))
+        self.assertEqual(self.query("SELECT row FROM stream_orders"), [('["o1","stored"]',)])
+
     def test_of_functions_that_wait_each_has_its_own_outcome_and_facts_are_published_in_order(self) -> None:
         names = ["o1", "o2", "o1", "o3"]
         running = [self.pump.start(self.orders.run_interaction(self.place, name)) for name in names]

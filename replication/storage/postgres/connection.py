@@ -300,6 +300,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         """Store a batch with all earlier statements; if that fails, or a statement did, undo all of it."""
         try:
             if self.session.begun:  # otherwise BEGIN itself failed
+                self.session.find_own_tables()
                 self._store([batch])
             self.session.commit()
         except BaseException as error:

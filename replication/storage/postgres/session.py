@@ -28,7 +28,7 @@ from replication.errors import CommitsLostError, RowRefusedError, StoreError, Va
 from replication.storage.contract import TAKEN_CURE, ReceiptTakenError, TooLargeError
 from replication.storage.forks import detach
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
-from replication.storage.postgres.leftovers import Leftovers
+from replication.storage.postgres.leftovers import SCHEMAS, Leftovers
 from replication.storage.postgres.options import CURES_BY_WORDS
 from replication.storage.postgres.pipeline import PREPARED, Pipeline, WaitingStatements
 
@@ -267,6 +267,11 @@ class PostgresSession:
         else:
             self.run(sql, parameters)
 
+    def find_own_tables(self) -> None:
+        """Let the statements up to the commit find the tables of this package, whatever the application has run."""
+        for sql, parameters in self._leftovers.before_store():
+            self.add(sql, parameters)
+
     def run_in_turn(self, *statements: tuple[str, Sequence[object]]) -> list[list[tuple[Any, ...]]]:
         """Run statements, which may run twice, in one round trip, and return the rows of each.
 
@@ -425,6 +430,7 @@ class PostgresSession:
         found = connection.execute(settings).fetchall()
         self._leftovers.after_reset = [(settings, ())] if found else []
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
+        ((self._leftovers.schemas,),) = connection.execute(SCHEMAS).fetchall()
         if self._reads_only:
             return  # it holds no name
         self._server = self.holder.server = server  # before it is verified: see ``commit``

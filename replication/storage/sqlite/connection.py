@@ -61,6 +61,11 @@ STEPS: Final = (
 ON_DEMAND: Final = 1  # steps
 
 HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'replication_schema'"
+# Temporary tables, which SQLite finds first, with the name of another table.  Usually there are none.
+HIDDEN: Final = (
+    "SELECT hiding.name FROM sqlite_temp_master AS hiding CROSS JOIN sqlite_master AS hidden "
+    "ON hidden.name = hiding.name COLLATE NOCASE WHERE hiding.type IN ('table', 'view') LIMIT 1"
+)
 TOUCH: Final = "UPDATE replication_schema SET version = -version"
 HAS_WRITERS: Final = "SELECT 1 FROM pragma_table_info(?) WHERE name = 'instance_name'"
 OF_ANOTHER: Final = (
@@ -407,6 +412,11 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         """
         changes = self.session.database.total_changes
         self.session.application_wrote = changes_before not in (None, changes)
+        if changes_before is not None and (hidden := self.session.run(HIDDEN)):
+            raise StoreError(
+                f"database {self.session.name!r}: the temporary table {hidden[0][0]!r} hides the table of this name: "
+                "give it another name"
+            )
         for table, write in batch.writes:
             noted = {} if positions is None or write.expected is not None or write.reset else positions
             self._write(table, write, noted)

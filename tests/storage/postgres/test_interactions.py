@@ -76,7 +76,7 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
 
         self.patch(Pipeline, "run", note)
         self.assertEqual(self.run_in_turn("o1"), [2])
-        self.assertEqual(trips, ["INSERT INSERT COMMIT RESET"])
+        self.assertEqual(trips, ["SELECT INSERT INSERT COMMIT RESET"])
         ((one, other),) = self.sql("SELECT a.xmin::text, b.xmin::text FROM mine a, stream_orders b")
         self.assertEqual((one, self.rows()), (other, [(2, '["o1","placed"]')]))
         self.assertEqual(self.published(), ['2 ["o1","placed"]'])
@@ -199,6 +199,26 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
             self.run_sql(f"SELECT change('{name}', '{value}')")
             self.assertIn(self.run_sql(shown), ([(before, pid)], [("", pid)]), name)
         self.run_in_turn("o1")
+
+    def test_a_fact_is_in_its_table_also_if_a_schema_or_a_temporary_table_has_one_of_its_name(self) -> None:
+        """As in a schema for each tenant."""
+        self.sql(
+            "CREATE SCHEMA tenant; CREATE TABLE tenant.stream_orders (LIKE stream_orders INCLUDING ALL); "
+            "CREATE TABLE tenant.stream_positions (LIKE stream_positions INCLUDING ALL)"
+        )
+        for name, statement in (
+            ("schema", "SET LOCAL search_path TO tenant, public"),
+            ("temporary", "CREATE TEMP TABLE stream_orders (LIKE stream_orders INCLUDING ALL) ON COMMIT DROP"),
+        ):
+
+            def work(txn: ISqlExecutor, fact: NewFact, name: str = name, statement: str = statement) -> None:
+                txn.execute(statement)
+                fact.write([name, "placed"])
+
+            self.pump.wait(self.orders.run_interaction(work))
+            self.assertIn((f'["{name}","placed"]',), self.sql("SELECT row FROM stream_orders"))
+        self.assertEqual(self.sql("SELECT row FROM tenant.stream_orders"), [])
+        self.assertEqual(self.sql("SELECT stream_id FROM tenant.stream_positions"), [])
 
     def test_settings_of_the_package_outlive_a_reset(self) -> None:
         self.configure("synchronous_commit", "off")

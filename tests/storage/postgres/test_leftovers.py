@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replication.storage.postgres.leftovers import RESET, Leftovers
+from replication.storage.postgres.leftovers import RESET, SET_SCHEMAS, Leftovers
 
 
 def leaves(sql: str) -> bool:
@@ -44,3 +44,13 @@ def test_settings_are_reset_only_after_statements_of_the_application() -> None:
     assert leftovers.resets() == [(RESET, ()), ("SELECT 1", ())]
     assert not leftovers.end()
     assert leftovers.resets() == ()
+
+
+def test_tables_are_found_as_before_only_after_statements_of_the_application() -> None:
+    leftovers = Leftovers()
+    leftovers.schemas = "public, pg_temp"
+    assert leftovers.before_store() == ()
+    leftovers.note("SET LOCAL search_path TO tenant")
+    assert leftovers.before_store() == [(SET_SCHEMAS, ("public, pg_temp",))]
+    leftovers.end()
+    assert leftovers.before_store() == ()
