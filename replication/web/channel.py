@@ -13,6 +13,7 @@ of lines is processed in parts, and other connections have their turns between t
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from twisted.internet.interfaces import ITCPTransport
@@ -36,6 +37,7 @@ BYTES_PER_SECOND: Final = 1024  # of a body, beyond the time that each has
 MANY_ENDS: Final = 256  # ends of lines, as chunks and headers have them; a read with more is processed in parts
 PART: Final = 1_024  # bytes of such a part: 170 chunks of one byte take about 2.5 ms of CPU time
 PAUSE: Final = 0.001  # seconds until the next part, times the number of other connections with parts
+_ABSOLUTE: Final = re.compile(rb"(?i:https?)://([^/?]*)(.*)", re.DOTALL)  # a target: the host, and the path
 _IDLE: Final = ""
 _HEADERS: Final = "headers"
 _BODY: Final = "body"
@@ -154,8 +156,16 @@ class Channel(HTTPChannel):
             return False
 
     def allHeadersReceived(self) -> None:
-        """Begin with the body."""
+        """Begin with the body.
+
+        The target may be a whole URL, as clients send it that take this process for a proxy.  The host in it counts
+        then, not the header (RFC 9112, 3.2.2).
+        """
         self._part = _BODY
+        if found := _ABSOLUTE.fullmatch(self._path):
+            host, path = found.groups()
+            cast("list[ApiRequest]", self.requests)[-1].requestHeaders.setRawHeaders(b"host", [host])
+            self._path = path if path.startswith(b"/") else b"/" + path
         super().allHeadersReceived()  # type: ignore[no-untyped-call]
 
     @property

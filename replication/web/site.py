@@ -358,7 +358,8 @@ class Api:
         request.send(answer)
 
     def _split_and_find(self, method: bytes, path: bytes) -> tuple[Route, Sequence[Any]]:
-        parts = [unquote_to_bytes(part).decode("utf-8", "backslashreplace") for part in path[1:].split(b"/")]
+        quoted = path[1:].split(b"/") if path.startswith(b"/") else [path]  # no route has a part such as the second
+        parts = [unquote_to_bytes(part).decode("utf-8", "backslashreplace") for part in quoted]
         return find_route(self.routes, method.decode("latin-1"), parts)
 
     @staticmethod

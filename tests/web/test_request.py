@@ -167,6 +167,31 @@ class ConnectionTests(SynchronousTestCase):
         client.protocol.connectionLost(Failure(ConnectionLost()))
         self.assertEqual(clock.getDelayedCalls(), [])
 
+    def test_a_target_may_be_a_whole_url(self) -> None:
+        """The host in it is checked, not the header Host; its path may be empty."""
+        _, site, _ = served_site()
+        for target, host, code in (
+            (b"http://localhost:9093/health", b"localhost:9093", 200),
+            (b"HTTPS://127.0.0.1/v1/streams/orders/updates?since=1", b"elsewhere.example", 200),
+            (b"http://localhost", b"localhost", 200),
+            (b"http://localhost?stream=orders", b"localhost", 200),
+            (b"http://elsewhere.example/v1/streams", b"localhost", 403),
+            (b"http://localhost@elsewhere.example/v1/streams", b"localhost", 403),
+            (b"http:///v1/streams", b"localhost", 403),
+        ):
+            for begin in (b"", b"\r\n"):  # with an empty line before it, Twisted parses the request
+                client = Client(site)
+                client.send(begin + b"GET %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (target, host))
+                self.assertEqual(client.received().code, code, (target, begin))
+
+    def test_a_target_that_is_no_path_is_named_whole(self) -> None:
+        _, site, _ = served_site()
+        client = Client(site)
+        client.send(b"GET v1/streams HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = client.received()
+        self.assertEqual(answer.code, 404)
+        self.assertIn("there is no path 'v1/streams';", answer.detail)
+
     def test_answers_must_not_be_cached(self) -> None:
         _, site, _ = served_site()
         self.assertEqual(Client(site).ask("GET", "/health").headers["cache-control"], "no-store")
