@@ -300,7 +300,8 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         """Store a batch with all earlier statements; if that fails, or a statement did, undo all of it."""
         try:
             if self.session.begun:  # otherwise BEGIN itself failed
-                self.session.find_own_tables()
+                for statement in self.session.leftovers.before_store():
+                    self.session.add(*statement)
                 self._store([batch])
             self.session.commit()
         except BaseException as error:

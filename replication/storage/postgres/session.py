@@ -164,7 +164,7 @@ class PostgresSession:
         self._interrupted = False
         self._begun = self._bounded = self._in_doubt = False  # in doubt: the outcome of a COMMIT is to be read
         self._waiting = WaitingStatements()
-        self._leftovers = Leftovers()
+        self.leftovers = Leftovers()
         self._pipeline: Pipeline | None = None  # of the driver's connection
 
     def connect(self) -> psycopg.Connection:
@@ -267,11 +267,6 @@ class PostgresSession:
         else:
             self.run(sql, parameters)
 
-    def find_own_tables(self) -> None:
-        """Let the statements up to the commit find the tables of this package, whatever the application has run."""
-        for sql, parameters in self._leftovers.before_store():
-            self.add(sql, parameters)
-
     def run_in_turn(self, *statements: tuple[str, Sequence[object]]) -> list[list[tuple[Any, ...]]]:
         """Run statements, which may run twice, in one round trip, and return the rows of each.
 
@@ -301,7 +296,7 @@ class PostgresSession:
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run one statement of the application in a transaction; a text with two statements is refused."""
-        self._leftovers.note(sql)
+        self.leftovers.note(sql)
         with self.refusals():
             # Without parameters, and outside a pipeline, the protocol allows several.
             with self._sending(in_pipeline=not parameters) as connection:
@@ -310,7 +305,7 @@ class PostgresSession:
 
     def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         """Run one statement of the application once per item."""
-        self._leftovers.note(sql)
+        self.leftovers.note(sql)
         with self.refusals(), self._sending() as connection:
             usual, connection.prepare_threshold = connection.prepare_threshold, None  # executemany() lacks an option
             try:
@@ -381,7 +376,7 @@ class PostgresSession:
         self._mark += 1
         mark = MARK, (self._name, self.holder.table, self.holder.table, self._mark)
         try:
-            resets = self._leftovers.resets()
+            resets = self.leftovers.resets()
             marked = self._run_together(mark, ("COMMIT", ()), *resets)[-2 - len(resets)]
         except SessionLostError as lost:
             self._begun = False
@@ -398,7 +393,7 @@ class PostgresSession:
             raise StoreError(f"database {self.name!r}: its tables were made anew: try again", temporary=True) from error
         else:
             self._begun = False
-            if self._leftovers.end():
+            if self.leftovers.end():
                 self._drop()
             if marked.ntuples:  # otherwise nothing was written
                 self.holder.marks[self._name], self.holder.table = self._mark, int(marked.get_value(0, 0) or 0)
@@ -415,7 +410,7 @@ class PostgresSession:
         if not self._is_idle():
             with suppress(StoreError):
                 self.run(f"ROLLBACK -- {self._rollbacks}")
-        if self._leftovers.end() or not self._is_idle():
+        if self.leftovers.end() or not self._is_idle():
             self._drop()
 
     # ---- inside
@@ -428,9 +423,9 @@ class PostgresSession:
         self.holder.refuse_transaction_pooling(connection, self.address)
         settings = f"{_BOUND if self._reads_only else _OVERRIDE} UNION ALL {_FORMS}"
         found = connection.execute(settings).fetchall()
-        self._leftovers.after_reset = [(settings, ())] if found else []
+        self.leftovers.after_reset = [(settings, ())] if found else []
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
-        ((self._leftovers.schemas,),) = connection.execute(SCHEMAS).fetchall()
+        ((self.leftovers.schemas,),) = connection.execute(SCHEMAS).fetchall()
         if self._reads_only:
             return  # it holds no name
         self._server = self.holder.server = server  # before it is verified: see ``commit``
@@ -530,7 +525,7 @@ class PostgresSession:
             if lost or ((doubted or error.sqlstate in _OF_SETTINGS) and not self._begun):
                 self._drop()
             elif doubted or (error.sqlstate in _OF_SETTINGS and not self._bounded):
-                self._leftovers.outdate()
+                self.leftovers.outdate()
             if error.diag.constraint_name == _RECEIPTS_KEY:
                 raise ReceiptTakenError(self.name) from error
             kind = SessionLostError if lost else _kind_of(error)
