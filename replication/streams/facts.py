@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from replication.errors import RowError
 from replication.wire import grammar
-from replication.wire.grammar import MAX_VALUES
+from replication.wire.grammar import EXPONENT_VALUES, MAX_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FACT_BYTES: Final = 128  # a fact and its tuple of texts, without them (CPython 3.11, 64 bits)
 MAX_FACT_ROWS: Final = 1_000_000
 MAX_FACT_BYTES: Final = 64 * 2**20  # as a page has them: [token,row],
-_SMALL: Final = 2 * MAX_VALUES  # so many characters have no more values
+_SMALL: Final = MAX_VALUES  # so many characters have no more values, also if each number has an exponent
 BYTES_IN_PAGE: Final = 24  # of a row in a page, beside its text
 _ROW_BYTES: Final = 64  # a str without its characters, and the pointer to it
 
@@ -90,11 +90,15 @@ def check_size(texts: Sequence[str]) -> None:
     size = sum(map(len, texts)) + BYTES_IN_PAGE * len(texts)
     if size > MAX_FACT_BYTES:
         found, most, unit = size, MAX_FACT_BYTES, "bytes"
-    elif size > _SMALL and (values := grammar.count_values(",".join(texts)) + 1 - len(texts)) > MAX_VALUES:
+    elif size > _SMALL and (values := _count_values(texts)) > MAX_VALUES:
         found, most, unit = values, MAX_VALUES, "values"
     else:
         return
     raise _too_large(found, most, unit)
+
+
+def _count_values(texts: Sequence[str]) -> int:
+    return grammar.count_values(",".join(texts), EXPONENT_VALUES) + 1 - len(texts)
 
 
 def check_rows(count: int) -> None:

@@ -29,6 +29,7 @@ InstanceName = NewType("InstanceName", str)
 MAX_NESTING: Final = 128  # arrays and objects of a row, one in the other
 
 MAX_VALUES: Final = 1_000_000  # of one fact: no other request is answered while they are decoded
+EXPONENT_VALUES: Final = 4  # what a number with an exponent counts as in a fact: encoding 1.5e-300 takes long
 MAX_DIGITS: Final = 400  # in a row, in a JSON body of more than MAX_VALUES bytes: decoding time grows with their square
 
 _TOKEN = re.compile(r"0|-?[1-9][0-9]{0,18}")
@@ -132,12 +133,22 @@ def _without_texts(text: str) -> str:
     return "".join(text.split('"')[::2])
 
 
-def count_values(text: str) -> int:
-    """Return about how many values a JSON text has: those that begin a list or an object, or come after another one."""
-    count = text.count(",") + text.count("[") + text.count("{")
+def count_values(text: str, exponent: int = 1) -> int:
+    """Return about how many values a JSON text has: those that begin a list or an object, or come after another one.
+
+    A number with an exponent counts as ``exponent`` values.
+    """
+    count = _count_marks(text, exponent)
     if count > MAX_VALUES:  # some of these may be inside texts
-        text = _without_texts(text)
-        count = text.count(",") + text.count("[") + text.count("{")
+        count = _count_marks(_without_texts(text), exponent)
+    return count
+
+
+def _count_marks(text: str, exponent: int) -> int:
+    count = text.count(",") + text.count("[") + text.count("{")
+    if exponent > 1:  # each ``e`` that is not of true or false
+        exponents = text.count("e") + text.count("E") - text.count("true") - text.count("false")
+        count += (exponent - 1) * exponents
     return count
 
 
@@ -146,7 +157,7 @@ def check_values(text: bytes) -> None:
     if len(text) <= MAX_VALUES:
         return
     decoded = text.decode(errors="replace")
-    if count_values(decoded) > MAX_VALUES:
+    if count_values(decoded, EXPONENT_VALUES) > MAX_VALUES:
         raise RemoteProtocolError(f"JSON with more than {MAX_VALUES} values; send it in parts")
     if _has_long_number(text) and _has_long_number(_without_texts(decoded).encode()):
         raise RemoteProtocolError(f"JSON of {len(text)} bytes with a number of more than {MAX_DIGITS} digits")

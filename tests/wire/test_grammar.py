@@ -286,6 +286,17 @@ def test_values_are_counted_without_those_inside_texts(monkeypatch: pytest.Monke
     assert grammar.count_values('["a","[,{"]') == 2
 
 
+def test_a_number_with_an_exponent_counts_as_four_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million of them took six seconds of CPU, and no other request was answered meanwhile."""
+    monkeypatch.setattr(grammar, "MAX_VALUES", 12)
+    assert grammar.count_values("[1e5,true,false,2]") == 4
+    assert grammar.count_values("[1e5,true,false,2E-300]", grammar.EXPONENT_VALUES) == 10
+    assert grammar.count_values('["eeeeeeee",1e5]', grammar.EXPONENT_VALUES) == 5
+    grammar.check_values(b"[1e5,1e5,1e5]")
+    with pytest.raises(RemoteProtocolError, match="more than 12 values"):
+        grammar.check_values(b"[1e5,1e5,1E-300,0]")
+
+
 def test_more_values_than_the_limit_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar, "MAX_VALUES", 4)
     grammar.check_values(b"[1,2,3,4]")
