@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import ISqlExecutor
 
-MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
+MOST_IDS: Final = 1_000_000  # of a page from tables of an application; more after a page without facts
 FEW_IDS: Final = 100  # a range of at most so many IDs is read without a look at the stored positions
 FIRST_IDS: Final = 20_000  # of the first statement that searches writers
 SHORT: Final = 1.0  # seconds of such a statement, after which the next one may read more IDs
@@ -65,6 +65,7 @@ class DatabaseCatchUp:
         self._new_store = partial(open_store, url, reactor, read_only=True, foreign=bool(self._mapped))
         self._store: IStreamStore = self._new_store()
         self._declared: set[StreamName] = set()
+        self._most: dict[tuple[StreamName, InstanceName], int] = {}  # IDs of the next page, after one without facts
         self._ended: dict[StreamName, EndedTransactions] = {}  # of streams without stored positions
         self._opened = False
         self._rests = dialect == "sqlite" and not self.foreign
@@ -85,13 +86,16 @@ class DatabaseCatchUp:
     async def _facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         await self._declare(stream)
         if stream in self._mapped:
-            end = min(upto, Token(after + MOST_IDS))
+            most = self._most.pop((stream, writer), MOST_IDS)  # after a failure, MOST_IDS again
+            end, began = min(upto, Token(after + most)), self._reactor.seconds()
             if stream not in self.foreign and await self._store.history(stream, writer):
                 stored = (await self._store.stored_positions()).get(stream, {})
                 end = min(end, Token(abs(stored.get(writer, 0))))
                 if end <= after:
                     return Page([], after, limited=True)
             page = await self._store.facts(stream, writer, after=after, upto=end, limit=limit)
+            if not page.facts and self._reactor.seconds() - began < SHORT:
+                self._most[stream, writer] = 2 * most  # rows may be very far apart, as IDs that are made from the time
             if stream in self.foreign and end > FIRST and (not page.facts or end - after > FEW_IDS):
                 await self.stored_positions()
             return page if page.upto == upto else replace(page, limited=True)
