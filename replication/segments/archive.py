@@ -63,12 +63,13 @@ class Archive:
         cursor = self._cursors.get((stream, writer))
         if cursor is None or cursor.segment != segment or cursor.reached > after:
             self._close(stream, writer)
-            cursor = self._cursors[stream, writer] = _SegmentCursor(segment, self._open(segment))
+            stamp = self._folder.stamp(segment.name)  # before its content: a file that replaces it has another one
+            cursor = self._cursors[stream, writer] = _SegmentCursor(segment, self._open(segment, stamp), stamp)
         try:
             page = cursor.page(after, upto, limit)
         except CatchUpError as error:
             self._close(stream, writer)
-            self._remember_fault(segment, error)
+            self._remember_fault(segment, cursor.stamp, error)
             raise
         if page.upto >= segment.upto:
             self._close(stream, writer)
@@ -130,27 +131,24 @@ class Archive:
         self._stamp, self._manifest, self._chains = stamp, manifest, manifest.chains()
         self._checked = {each: self._checked[each] for each in manifest.segments if each in self._checked}
 
-    def _open(self, segment: Segment) -> SegmentReader:
-        """Open a segment; its checksum is compared again only if the file has changed."""
-        stamp, fault = self._checked.get(segment, (None, None))
-        if stamp is None or stamp != self._folder.stamp(segment.name):
+    def _open(self, segment: Segment, stamp: object) -> SegmentReader:
+        """Open a segment; its checksum is compared again only if the file has changed, and so has its ``stamp``."""
+        checked, fault = self._checked.get(segment, (None, None))
+        if checked is None or checked != stamp:
             try:
                 reader = SegmentReader(self._folder, segment)
             except CatchUpError as error:
-                self._remember_fault(segment, error)
+                self._remember_fault(segment, stamp, error)
                 raise
-            self._remember(segment, None)
+            self._checked[segment] = stamp, None
             return reader
         if fault is not None:
             raise CatchUpError(fault)
         return SegmentReader(self._folder, segment, checked=True)
 
-    def _remember_fault(self, segment: Segment, error: CatchUpError) -> None:
+    def _remember_fault(self, segment: Segment, stamp: object, error: CatchUpError) -> None:
         if not isinstance(error, UnreadableError):
-            self._remember(segment, str(error))
-
-    def _remember(self, segment: Segment, fault: str | None) -> None:
-        self._checked[segment] = self._folder.stamp(segment.name), fault
+            self._checked[segment] = stamp, str(error)
 
     def _close(self, stream: StreamName, writer: InstanceName) -> None:
         cursor = self._cursors.pop((stream, writer), None)
@@ -161,9 +159,10 @@ class Archive:
 class _SegmentCursor:
     """Reads one segment from its beginning; ``reached`` is the end of the last page."""
 
-    def __init__(self, segment: Segment, reader: SegmentReader) -> None:
+    def __init__(self, segment: Segment, reader: SegmentReader, stamp: object) -> None:
         self.segment = segment
         self.reader = reader
+        self.stamp = stamp  # of the file when it was opened
         self.reached = segment.after
         self._lists: Iterator[list[Fact]] = reader.facts()
         self._facts: list[Fact] = []

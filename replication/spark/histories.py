@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
 
 HISTORIES: Final = "histories of writers"  # no instance name has a space
-KEPT: Final = 3  # epochs.  Only the last one may be replaced by a later one: if it has no facts
+KEPT: Final = 100  # epochs, about 4 kB.  A copy that lags by more starts of its writer looks like another database
 
 _CURE: Final = "begin a new checkpoint, and write to an empty sink"
 
@@ -61,7 +61,8 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
         if common is None and position > 1:
             raise StreamError(
                 f"the history of {stream} at {name} is not the one that this query has read up to {position}: was the "
-                f"database emptied or exchanged? Start it with the right database, or {_CURE}"
+                f"database emptied or exchanged? Start it with the right database, or {_CURE}. A copy that lags by "
+                f"{KEPT} starts of {name} gives the same error: let it catch up, then start this query again"
             )
         if common is not None and common < position:
             raise StreamError(

@@ -322,6 +322,36 @@ def test_a_checksum_is_compared_once_per_segment(tmp_path: Path, monkeypatch: py
     assert checked[2:] == checked[:1], "a damaged file is not read again before it has changed"
 
 
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_file_that_is_replaced_while_it_is_checked_is_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, repaired: bool
+) -> None:
+    """What was found in the former file would be remembered of the new one: damaged for good, or never checked."""
+    folder = write_folder(tmp_path, HISTORY, ends=[58])
+    [path] = tmp_path.rglob("*.rdata")
+    good = path.read_bytes()
+    damaged = good.replace(b"[4,", b"[5,")
+    path.write_bytes(damaged if repaired else good)
+    check = SegmentReader._check
+
+    def replaced(self: SegmentReader) -> None:
+        monkeypatch.setattr(SegmentReader, "_check", check)
+        (tmp_path / "new").write_bytes(good if repaired else damaged)
+        (tmp_path / "new").rename(path)
+        check(self)
+
+    monkeypatch.setattr(SegmentReader, "_check", replaced)
+    archive = Archive(folder)
+    if repaired:
+        with pytest.raises(CatchUpError, match="damaged"):
+            page(archive, 0, 58)
+        assert all_of(archive, 58, 5) == HISTORY
+    else:
+        assert page(archive, 0, 58).facts == HISTORY, "the file that was opened"
+        with pytest.raises(CatchUpError, match="damaged"):
+            page(archive, 0, 58)
+
+
 def test_a_checksum_is_compared_again_with_a_new_entry(tmp_path: Path) -> None:
     """A folder is replaced by another one, and its manifest arrives before its segments."""
     folder = write_folder(tmp_path / "here", HISTORY, ends=[58])

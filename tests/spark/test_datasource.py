@@ -366,7 +366,7 @@ def test_a_checkpoint_without_histories_goes_on_and_gets_them(master: FakeMaster
     assert reader(master).latestOffset(start, ReadAllAvailable()) == start
     master.epochs = {MASTER: [epoch(name, 1 + place) for place, name in enumerate("abcde")]}
     end = reader(master).latestOffset(start, ReadAllAvailable())
-    assert end["histories of writers"] == {MASTER: [["c", 3, 3], ["d", 4, 4], ["e", 5, 5]]}
+    assert end["histories of writers"] == {MASTER: [[name, 1 + place, 1 + place] for place, name in enumerate("abcde")]}
     assert list(end) == ["histories of writers", MASTER, OTHER]
     master.epochs = {}
     assert reader(master).latestOffset(end, ReadAllAvailable()) == end

@@ -7,7 +7,14 @@ import json
 import pytest
 
 from replication.errors import StreamError
-from replication.spark.histories import HISTORIES, check_histories, check_unchanged, make_offset, positions_of
+from replication.spark.histories import (
+    HISTORIES,
+    KEPT,
+    check_histories,
+    check_unchanged,
+    make_offset,
+    positions_of,
+)
 from replication.streams.history import Epoch, raised_name
 from replication.wire.grammar import Token
 
@@ -63,6 +70,21 @@ def test_a_copy_may_be_behind_the_query(theirs: list[Epoch]) -> None:
     check_histories("orders", end, {"w": [A, B, epoch("c", 35, 40)]})
     with pytest.raises(StreamError, match="rows above 20 are lost"):
         check_histories("orders", end, {"w": [A, epoch("d", 30, 30)]})
+
+
+def test_a_copy_may_lag_by_many_starts_of_its_writer() -> None:
+    """An error would end a query of which no row is lost, and the cure would read all rows again."""
+    starts = [epoch(f"e{number}", number, number) for number in range(1, 2 * KEPT)]
+    yesterday = {HISTORIES: {"w": [[*each] for each in starts[-3:]]}, "w": 1_000}  # an earlier version kept three
+    start = make_offset({"w": 1_000}, yesterday, {"w": starts})
+    for lag in (3, 4, 40, KEPT - 1):
+        behind = starts[:-lag]
+        check_histories("orders", start, {"w": behind})
+        assert make_offset({"w": 1_000}, start, {"w": behind}) == start
+        with pytest.raises(StreamError, match=f"rows above {starts[-lag].start} are lost"):
+            check_histories("orders", start, {"w": [*behind, epoch("restored", 199, 199)]})
+    with pytest.raises(StreamError, match=f"A copy that lags by {KEPT} starts of w gives the same error: let it catch"):
+        check_histories("orders", start, {"w": starts[:-KEPT]})
 
 
 def test_a_query_ends_if_its_writer_has_another_name_now() -> None:
