@@ -75,11 +75,15 @@ class WriteProof:
         ]
         errors = [outcome for outcome in of_facts if isinstance(outcome, StoreError)]
         if of_facts and len(errors) == len(of_facts):
-            self._failed = errors[0], self._monotonic()
-            self.report(errors[0])
+            self.note_failed(errors[0])
         elif of_facts:
             self.end_trouble()
         return outcomes
+
+    def note_failed(self, error: StoreError) -> None:
+        """Note that facts cannot be committed, or receive no ID: the small commit would not find that."""
+        self._failed = error, self._monotonic()
+        self.report(error)
 
     def report(self, error: StoreError) -> None:
         """Log that the database does not work, unless the log has it; lost commits are logged where they are found."""

@@ -258,9 +258,9 @@ class PostgresStore(SqlStore[PostgresConnection]):
         return await self._read(lambda reader: reader.blockers_of(waiting))
 
     def allocate(self, sequence: str, count: int) -> Deferred[list[int]]:
-        """Allocate IDs from a sequence."""
+        """Allocate IDs from a sequence; without them, no fact can be stored."""
         allocating = self._checked(self._ids).run(lambda ids: ids.allocate(sequence, count))
-        return allocating.addErrback(self._report_outage)
+        return allocating.addErrback(self._note_no_ids)
 
     def end_of_turn(self) -> Deferred[None]:
         """Return what fires at the end of the reactor's present iteration: until then, more callers may join."""
@@ -283,6 +283,11 @@ class PostgresStore(SqlStore[PostgresConnection]):
             self.proof.end_trouble()
         finally:
             self.release_connection(connection)
+
+    def _note_no_ids(self, failure: Failure) -> Failure:
+        if isinstance(failure.value, StoreError):
+            self.proof.note_failed(failure.value)
+        return failure
 
     def _report_outage(self, failure: Failure) -> Failure:
         if isinstance(failure.value, SessionLostError):

@@ -314,6 +314,17 @@ class WaitingTests(UsesThreads, SynchronousTestCase):
         self.assertEqual((self.tokens(), self.positions()), ([2], {ME: 2}))
         gate.set()
 
+    def test_a_sequence_without_further_ids_is_no_health(self) -> None:
+        """That of a serial column ends at 2**31 - 1: each append failed, and the check went on to succeed."""
+        (token,) = self.wait(self.sequence().allocate(1))
+        self.sql(f"ALTER SEQUENCE stream_orders_seq MAXVALUE {token}")
+        self.wait(self.store.check())
+        refused = self.assertRaises(StoreError, self.wait, self.sequence().allocate(1))
+        self.assertIn("reached maximum value", str(refused))
+        self.assertIs(self.assertRaises(StoreError, self.wait, self.store.check()), refused)
+        self.commit(write(token, facts(token)))
+        self.wait(self.store.check())
+
     def test_any_exception_on_the_thread_reaches_the_callers(self) -> None:
         self.patch(PostgresConnection, "commit_together", lambda *_: 1 // 0)
         self.assertRaises(ZeroDivisionError, self.commit, write(2, facts(2)))
