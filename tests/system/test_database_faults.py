@@ -106,7 +106,7 @@ class Pair:
         until(
             lambda: self.server.sql(TABLE, database=self.copy) == self.sql(TABLE), "the copy has just what is committed"
         )
-        assert ask(f"{self.worker_http}/health")[0] == 200
+        until(lambda: ask(f"{self.worker_http}/health")[0] == 200, "the worker is healthy, too")
         assert (self.master.starts, self.worker.starts) == (1, 1)
 
     def waiting(self) -> tuple[int, int]:
