@@ -204,7 +204,7 @@ class WriterClient(Factory):
         """Send the first lines; neither side waits for the other (docs/protocol/connection.md B1)."""
         kind, named = split_endpoint(self.endpoint, "host", "port")
         if kind == "tls":
-            check_host(peer.transport.getHandle(), peer.transport, named["host"])
+            check_host(peer.transport.getHandle(), named["host"])
         self.peer = peer
         self.connections += 1
         self.state = "connected"

@@ -11,7 +11,6 @@ import msgspec
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.endpoints import HostnameEndpoint, clientFromString, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from replication.net.endpoints import split_endpoint
@@ -47,10 +46,7 @@ _MEANINGS: Final = {  # by words of OpenSSL's reason
 
 
 class RefusedCertificate(msgspec.Struct, frozen=True):
-    """Why the peer's certificate is refused: the application data of the connection, for ``describe_tls_error``.
-
-    If it is for another host, ``why`` has its names.
-    """
+    """Why the peer's certificate is refused: the application data of the connection, for ``describe_tls_error``."""
 
     why: str
 
@@ -140,14 +136,15 @@ class _Checked(msgspec.Struct, frozen=True):
 
     def clientConnectionForTLS(self, tlsProtocol: Any) -> Any:  # noqa: N803 (Twisted's names)
         connection = self.creator.clientConnectionForTLS(tlsProtocol)
-        check_host(connection, tlsProtocol, self.host)
+        check_host(connection, self.host)
         return connection
 
 
-def check_host(connection: Any, transport: Any, host: str) -> None:
+def check_host(connection: Any, host: str) -> None:
     """Let the handshake of pyOpenSSL's ``connection`` fail unless the peer's certificate is for ``host``.
 
     Twisted does so, too; but from 26.10 on it accepts, for any host, a certificate with no name or with a wrong one.
+    It would also close without an alert, and the peer's log would have nothing.
     """
     from OpenSSL.SSL import VERIFY_FAIL_IF_NO_PEER_CERT, VERIFY_PEER  # noqa: PLC0415 (an extra)
     from service_identity.cryptography import (  # noqa: PLC0415 (an extra)
@@ -166,13 +163,19 @@ def check_host(connection: Any, transport: Any, host: str) -> None:
             return bool(ok)
         try:
             verify(certificate.to_cryptography(), host)
-        except Exception:  # noqa: BLE001 (OpenSSL would drop it)
-            handshake.set_app_data(RefusedCertificate(", ".join(names_of(certificate.to_cryptography()))[:MAX_NAMES]))
-            transport.failVerification(Failure())
+        except Exception as error:  # noqa: BLE001 (OpenSSL would drop it)
+            handshake.set_app_data(RefusedCertificate(_why_not_for_host(error, certificate.to_cryptography())))
             return False
         return True
 
     connection.set_verify(VERIFY_PEER | VERIFY_FAIL_IF_NO_PEER_CERT, check)
+
+
+def _why_not_for_host(error: Exception, certificate: Certificate) -> str:
+    if type(error).__name__ == "CertificateError":
+        return f"the certificate needs the host in its subjectAltName: issue another one ({error})"
+    names = ", ".join(names_of(certificate))[:MAX_NAMES]
+    return f"the certificate is for another host: connect to a name that it has{names and ': '}{names}"
 
 
 def check_key(file: str) -> None:
@@ -213,14 +216,7 @@ def describe_tls_error(error: BaseException | None, transport: Any, *, server: b
     ``transport.getHandle()`` is pyOpenSSL's connection, which has the certificate that was refused.  ``server``:
     whether the peer has connected to this end.
     """
-    package = type(error).__module__.partition(".")[0]
-    if package == "service_identity":
-        if type(error).__name__ == "CertificateError":
-            return f"TLS failed: the certificate needs the host in its subjectAltName: issue another one ({error})"
-        refused = transport.getHandle().get_app_data()
-        names = f": {refused.why}" if isinstance(refused, RefusedCertificate) else ""
-        return f"TLS failed: the certificate is for another host: connect to a name that it has{names}"
-    if package != "OpenSSL" or error is None:
+    if type(error).__module__.partition(".")[0] != "OpenSSL" or error is None:
         return None
     reasons = error.args[0] if error.args and isinstance(error.args[0], list) else []
     text = ", ".join(each[-1] for each in reasons) or str(error) or "the connection was cut off"

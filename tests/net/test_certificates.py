@@ -211,7 +211,7 @@ class ReadingTests(CertificateCase):
         self.assertEqual(round((until - datetime.now(UTC)) / DAY), 9)
         self.assertTrue(first.greeted)
         self.assertEqual(first.connections, 1)
-        self.assert_refused("the certificate is for another host")
+        self.assert_refused("the certificate is for another host", at_master="its log has the reason")
 
     def test_names_that_a_new_certificate_lacks_are_logged(self) -> None:
         """Clients that connect to such a name refuse it."""

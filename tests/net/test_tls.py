@@ -11,7 +11,6 @@ from unittest.mock import patch
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from OpenSSL import SSL
-from service_identity import CertificateError
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.testing import StringTransport
@@ -45,20 +44,24 @@ class TlsTests(TlsCase):
         self.assertEqual((client.error, lines), (None, []))
 
     def test_another_host_is_refused(self) -> None:
+        """The master's log had nothing: Twisted closes without an alert."""
         self.serve(self.authority.issue("other", "other.example"))
-        self.assert_refused("the certificate is for another host: connect to a name that it has: other.example")
+        self.assert_refused(
+            "the certificate is for another host: connect to a name that it has: other.example",
+            at_master="its log has the reason",
+        )
 
     def test_a_certificate_without_names_is_refused(self) -> None:
         """Twisted 26.10 accepted it for every host, and logged a traceback for each attempt."""
         self.serve(self.authority.issue("127.0.0.1"))
-        self.assert_refused("the certificate needs the host in its subjectAltName")
+        self.assert_refused("the certificate needs the host in its subjectAltName", at_master="its log has the reason")
 
     def test_a_certificate_with_a_wrong_name_is_refused(self) -> None:
         self.serve(self.authority.issue("127.0.0.1", "*"))
-        self.assert_refused("the certificate needs the host in its subjectAltName")
+        self.assert_refused("the certificate needs the host in its subjectAltName", at_master="its log has the reason")
 
     def test_https_and_redis_refuse_a_certificate_whose_names_cannot_be_read(self) -> None:
-        for names, refused in ((("127.0.0.1",), ConnectionLost), ((), CertificateError), (("*",), CertificateError)):
+        for names, refused in ((("127.0.0.1",), ConnectionLost), ((), SSL.Error), (("*",), SSL.Error)):
             transport = StringTransport()
             factory = TLSMemoryBIOFactory(client_tls("127.0.0.1", None), True, Factory.forProtocol(Ended))
             connection: Any = factory.buildProtocol(None)
