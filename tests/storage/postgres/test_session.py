@@ -10,6 +10,7 @@ from collections import Counter
 from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import psycopg
 from psycopg import errors
@@ -225,6 +226,20 @@ class ConnectTests(UsesSession, SynchronousTestCase):
 
         self.patch(psycopg, "connect", fail)
         self.assertIn(f": unsupported; {KEY_CURE}", str(self.assertRaises(StoreError, self.session.connect)))
+
+    def test_each_reason_of_tls_has_its_own_cure(self) -> None:
+        """A missing file of an authority was to be created with createdb; others had no cure."""
+        for words, cure in (
+            ('root certificate file "ca.pem" does not exist\nEither provide the file', "sslrootcert"),
+            ("SSL error: certificate verify failed", "sslrootcert"),
+            ('server certificate for "db1" does not match host name "db2"', "as its certificate does"),
+            ("FATAL: connection requires a valid client certificate", "sslcert and sslkey"),
+            ("SSL error: tlsv1 alert unknown ca", "ssl_ca_file"),
+        ):
+            with patch.object(psycopg, "connect", side_effect=psycopg.OperationalError(words)):
+                message = str(self.assertRaises(StoreError, self.session.connect))
+            self.assertIn(cure, message)
+            self.assertNotIn("createdb", message)
 
     def test_a_server_that_ends_while_the_first_session_is_configured_is_lost_for_now(self) -> None:
         """The server has let this process in, so its URL is right, and a start waits."""
