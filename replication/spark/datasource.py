@@ -27,7 +27,7 @@ from replication.wire import grammar
 from replication.wire.grammar import StreamName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from replication.spark.options import Offsets
     from replication.streams.history import Epoch, History
@@ -223,7 +223,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         client = options.client(0.0 if self._goal is None else inf, page_rows=self._page_rows)
         try:
             reached, histories = self._reached(client) if self._goal is None else self._goal
-            check_histories(options.stream, start, histories)
+            # Spark calls this after the last micro-batch, too: no later one would show that this one has lost rows.
+            now = histories if self._goal is None else self._histories(client, reached)
+            check_histories(options.stream, start, now)
             begin = positions_of(start)
             end = {
                 name: max(position, begin.get(name, 0))
@@ -255,16 +257,17 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TokenRange]:
         """Return the ranges between two offsets; StreamError if these are of an earlier run, and rows are lost."""
         if end != self._planned:
-            stream = self._options.stream
             with closing(self._options.client()) as client:
-                check_histories(stream, end, {name: client.history(stream, name) for name in end.get(HISTORIES, {})})
+                check_histories(self._options.stream, end, self._histories(client, end.get(HISTORIES, {})))
         return token_ranges(positions_of(start), positions_of(end), self._options.start)
 
     def _reached(self, client: HttpClient) -> tuple[Offsets, Mapping[str, History]]:
         """Return the positions of the writers, and their histories, which are read after them."""
-        stream = self._options.stream
-        reached = self._note(client.stream(stream))
-        return reached, {name: client.history(stream, name) for name in reached}
+        reached = self._note(client.stream(self._options.stream))
+        return reached, self._histories(client, reached)
+
+    def _histories(self, client: HttpClient, writers: Iterable[str]) -> Mapping[str, History]:
+        return {name: client.history(self._options.stream, name) for name in writers}
 
     def _may_wait(self, writer: str) -> bool:
         """Note that a request has failed; returns whether it is within the patience since the first one that did."""
