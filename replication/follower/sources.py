@@ -94,7 +94,7 @@ class DatabaseCatchUp:
                 if end <= after:
                     return Page([], after, limited=True)
             page = await self._store.facts(stream, writer, after=after, upto=end, limit=limit)
-            if not page.facts and self._reactor.seconds() - began < SHORT:
+            if not page.facts and end - after == most and self._reactor.seconds() - began < SHORT:
                 self._most[stream, writer] = 2 * most  # rows may be very far apart, as IDs that are made from the time
             if stream in self.foreign and end > FIRST and (not page.facts or end - after > FEW_IDS):
                 await self.stored_positions()

@@ -98,6 +98,16 @@ class DatabaseTests(SynchronousTestCase):
             self.assertLess(pages, 100)
         self.assertEqual(found, [5, far, far + 3_000_000])
 
+    def test_a_short_range_without_facts_does_not_make_a_later_page_longer(self) -> None:
+        """As after each gap of rolled back IDs: pages would grow without a bound in a process that runs long."""
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, item)")
+            database.commit()
+        self.source = DatabaseCatchUp(self.url, self.pump, [StreamDefinition("orders", table="orders", row=["item"])])
+        for end in range(10, 50, 10):
+            self.assertEqual(self.ask(end - 10, end), ([], end))
+        self.assertEqual(self.ask(40, 9_000_000), ([], 40 + sources.MOST_IDS))
+
     def test_a_former_primary_or_a_backup_of_a_mapped_table_is_read_up_to_its_stored_position(self) -> None:
         """The facts above it are not rolled back: the database lacks them."""
         with closing(sqlite3.connect(self.path)) as database:
