@@ -223,10 +223,10 @@ class Doubts:
 
         Facts up to ``after`` are applied, and counted; those up to ``upto`` are received.
         """
-        # An application may insert as many rows as a restore has lost: this cannot be seen in the state of its tables.
-        # There, a function without on_reset would stop because rows were deleted.
-        goes_back = self._copies is not None or self._undone
-        since = doubted_since(ours, theirs, upto, at_each_start=goes_back)
+        # The state of an application's table does not show that new rows have replaced lost ones.  So facts are counted
+        # at each start.  A function without on_reset would stop then whenever the application has deleted rows.
+        can_go_back = self._copies is not None or self._undone
+        since = doubted_since(ours, theirs, upto, at_each_start=can_go_back)
         if since is None or since >= after:
             return since
         applied = await self._applied(writer, since, after)

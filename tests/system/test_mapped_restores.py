@@ -13,6 +13,7 @@ from tests.system.daemons import Daemon, fixed_ports, until
 from tests.system.databases import PostgresDatabase, SqliteDatabase
 from tests.system.mapped import MappedCluster
 from tests.system.test_kills import has
+from tests.system.test_restores import APP, UNDO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,18 +22,7 @@ if TYPE_CHECKING:
     from tests.postgres import PostgresServer
     from tests.system.databases import Database
 
-UNDOING = """
-def register(worker):
-    @worker.on("events")
-    async def apply(facts, txn):
-        await txn.execute("CREATE TABLE IF NOT EXISTS seen (token INTEGER PRIMARY KEY, row TEXT)")
-        rows = [(each.token, each.texts[0]) for each in facts]
-        await txn.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?)", rows)
-
-    @worker.on_reset("events")
-    async def undo(writer, to, txn):
-        await txn.execute("DELETE FROM seen WHERE token > ?", [to])
-"""
+UNDOING = (APP + UNDO).replace('"orders"', '"events"')
 CREATE = "CREATE TABLE events (id {} PRIMARY KEY, name text)"
 
 

@@ -60,7 +60,7 @@ if not first:
 os.waitpid(first, 0)
 if not os.fork():
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep(60)  # the test kills it; if the test fails, it ends by itself
 sys.stdin.readline()
 """
 
