@@ -18,6 +18,7 @@ from replication.storage.tables.applied_tokens import (
     find_copied,
     forget_applied,
     note_applied,
+    take_former_tokens,
     undo_applied,
 )
 from replication.storage.tables.stream_audits import (
@@ -28,6 +29,7 @@ from replication.storage.tables.stream_audits import (
     put_searched,
     read_audit,
     read_searched,
+    take_former_audit,
 )
 from replication.storage.transactions import run_transaction
 from replication.streams.facts import tokens_of
@@ -139,6 +141,13 @@ class AppliedTokens(CopiedTokens):
     With an audit it has those that may be compared again.
     """
 
+    async def open_audit(
+        self, positions: Mapping[InstanceName, Token], *, audited: bool, resumes: bool
+    ) -> dict[InstanceName, Token] | None:
+        """Take what was noted under former names on SQLite, then do as ``CopiedTokens.open_audit``."""
+        await run_transaction(self._store, self._take_former)
+        return await super().open_audit(positions, audited=audited, resumes=resumes)
+
     async def find(self, first: Token, last: Token) -> set[Token]:
         """Return the tokens that are in the table."""
         return await self._store.read(
@@ -158,6 +167,10 @@ class AppliedTokens(CopiedTokens):
         await super().undo(transaction, writer, above)
         assert transaction is not None  # noqa: S101 - as above
         await transaction.run(lambda database: undo_applied(database, self._stream, self._follower, writer, above))
+
+    def _take_former(self, database: ISqlExecutor) -> None:
+        take_former_tokens(database, self._stream, self._follower)
+        take_former_audit(database, self._stream, self._follower)
 
     async def end_audit(self) -> None:
         """Note that there is no audit: tokens that are applied from now on are not noted."""

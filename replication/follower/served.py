@@ -264,11 +264,14 @@ class ServedStreams:
         return self.relay_server if self._master is None else self._master.served
 
     def _writing(self, stream: str, writer: str | None = None) -> Master | None:
-        """Return the part that writes, if it has the facts of ``writer``."""
+        """Return the part that writes, if it has the facts of ``writer``, perhaps a former name of this worker."""
         master = self._master
         if master is None or stream not in master.registry:
             return None
         if writer in (None, self.instance_name) or master.stream(stream).shared:
+            return master
+        follower = self._followed.get(StreamName(stream))
+        if (follower is None or writer not in follower.cursors) and master.served.has_former(stream, writer):
             return master
         if self._followed.relay is not None:
             return None

@@ -116,6 +116,9 @@ class FormerWriters:
             self._in_tables.add(name)
             # A name without a stored position is no process: another program put it into its rows.
             others &= (await self._store.stored_positions()).get(name, {}).keys()
+        if self._store.sequence(definition.generator) is None:
+            # The file of a worker has the positions of writers that its functions follow, too.
+            others = {each for each in others if not await self._is_followed(name, each)}
         if definition.writers:
             self._removed[name] = {each for each in others if not definition.written_by(each)}
             await self._read(name, self._removed[name])
@@ -186,6 +189,12 @@ class FormerWriters:
             await self._raise_to(reached)
 
     # ---- inside
+
+    async def _is_followed(self, stream: StreamName, writer: InstanceName) -> bool:
+        """Whether a function of this process has followed ``writer``, and no process of that name has written here."""
+        if await self._store.history(stream, writer):
+            return False
+        return bool(await self._store.history(stream, writer, self._instance_name))
 
     def _are_behind(self, reached: Mapping[StreamName, Token]) -> bool:
         """Whether the position of any former writer is below the one that this process has reached."""

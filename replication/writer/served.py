@@ -91,6 +91,10 @@ class WrittenStreams:
         self._catch_up_rows += count_rows(page.facts)
         return page
 
+    def has_former(self, stream: str, writer: str) -> bool:
+        """Whether a former writer of ``stream`` has this name, and its facts are here."""
+        return writer in self._positions.former.of(StreamName(stream))
+
     async def shown_page(self, stream: str, writer: str, *, after: int, upto: int, limit: int) -> Page:
         """Return what ``page`` returns."""
         return await self.page(stream, writer, after=after, upto=upto, limit=limit)

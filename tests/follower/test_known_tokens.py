@@ -34,6 +34,7 @@ LINK = "redis"
 
 class TokenCase(SynchronousTestCase):
     mode = FollowMode.COPIED
+    us = US
 
     def setUp(self) -> None:
         self.pump = Pump()
@@ -47,12 +48,12 @@ class TokenCase(SynchronousTestCase):
         """Start a process on the same database, which knows only what is stored."""
         self.store = open_store(self.place, self.pump)
         self.pump.wait(self.store.open())
-        known = AppliedTokens(LISTS, self.store, US) if self.mode is FollowMode.APPLIED else None
+        known = AppliedTokens(LISTS, self.store, self.us) if self.mode is FollowMode.APPLIED else None
         self.clock = Clock()
         self.follower = StreamFollower(
             name=LISTS,
             mode=self.mode,
-            instance_name=US,
+            instance_name=self.us,
             store=self.store,
             lifetime=Lifetime(self.clock),
             fetch=self.fetch,
@@ -98,6 +99,18 @@ class TokenCase(SynchronousTestCase):
 
 class FunctionTests(TokenCase):
     mode = FollowMode.APPLIED
+
+    def test_on_sqlite_they_are_found_under_a_new_name(self) -> None:
+        """One process uses a file, under any name.  After a rename it applied the fact of the second writer again."""
+        self.at(ONE, 0, 0)
+        self.at(TWO, 0, 0)
+        self.send(ONE, 2, 3)
+        self.stop()
+        self.us = InstanceName("renamed")
+        self.start()
+        self.at(TWO, 0, 0)
+        self.send(TWO, 3, 4)
+        self.assertEqual((self.applied(), self.positions()), ([2, 3, 4], (3, 4)))
 
     def test_the_second_writer_of_a_fact_only_moves_its_position(self) -> None:
         self.at(ONE, 0, 0)

@@ -37,7 +37,7 @@ from replication.web.site import make_site
 from replication.wire.commands import FederationAck, Position, RemoteServerUp, Server
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
-from tests.doubles import FragileStore, Net, SharedStore, begin, error_of, lines_of, logged, now
+from tests.doubles import FragileStore, Net, SharedStore, begin, connect, error_of, lines_of, logged, now
 from tests.follower.cases import HELLO, HTTP, MASTER, ORDERS, WIRE, WorkerCase, contents, position, rdata
 from tests.net.test_client import FakeWriter
 from tests.storage.pump import Pump
@@ -879,6 +879,27 @@ class WritingWithOwnDatabaseTests(SynchronousTestCase):
         self.assertEqual(now(worker.stop()), None)
         self.assertEqual(len(starting), 1)
         error_of(starting)
+
+    def test_facts_of_its_former_name_are_served(self) -> None:
+        """It published the position of that name, and answered 404 to each follower that requested these facts."""
+        net, store = Net(), FragileStore()
+        tokens = {}
+        for name in ("a", "c"):
+            worker = Worker(instance_name=name, database=store, writes=["orders"], connect=["tcp:x:1"], reactor=net)
+            starting = begin(worker.start())
+            tokens[name] = [*now(worker.served.append_texts("orders", [[[name]]], None))]
+            if name == "c":
+                wire = connect(worker.factory())
+                wire.protocol.dataReceived(b"REPLICATE orders\n")
+                lines = lines_of(wire.read())
+                pages = {each: now(worker.served.page("orders", each, after=0, upto=None, limit=9)) for each in tokens}
+                history = now(worker.served.history("orders", "a"))
+                wire.lose()
+            now(worker.stop())
+            error_of(starting)
+        self.assertEqual(lines[-2:], ["POSITION orders a 2 2", "POSITION orders c 3 3"])
+        self.assertEqual({name: [each.token for each in page.facts] for name, page in pages.items()}, tokens)
+        self.assertEqual(len(history), 1)
 
 
 class WritingTests(SynchronousTestCase):

@@ -38,8 +38,8 @@ class Cluster:
         self._ports = {name: (ports[2 * n], ports[2 * n + 1]) for n, name in enumerate(NAMES)}
         self.written: list[tuple[int, int, str, str]] = []
 
-    def writer(self, name: str, writers: Sequence[str]) -> Daemon:
-        """Return a master with these ``writers``; with none, each instance may write."""
+    def writer(self, name: str, writers: Sequence[str], *, role: str = "master") -> Daemon:
+        """Return a process with these ``writers``; with none, each instance may write."""
         wire, http = self._ports[name]
         self._configure(
             name,
@@ -47,11 +47,12 @@ class Cluster:
             f'database = "{self.database}"',
             f'listen = ["tcp:{wire}:interface=127.0.0.1"]',
             f'http = "tcp:{http}:interface=127.0.0.1"',
+            'writes = ["orders"]\nconnect = ["tcp:127.0.0.1:1"]' if role == "worker" else "",
             "[[streams]]",
             'name = "orders"',
             f"writers = {[*writers]}" if writers else "",
         )
-        return Daemon(self.folder, "master", f"--config={name}.toml", name=name)
+        return Daemon(self.folder, role, f"--config={name}.toml", name=name)
 
     def follower(self, name: str, writers: Sequence[str], *options: str) -> Daemon:
         """Return a worker that follows these writers, and keeps a copy unless ``options`` name an application."""
@@ -218,6 +219,21 @@ def _rename(cluster: Cluster) -> None:
                     cluster.write(name, 3)
                     for each in ("one", "both"):
                         until(lambda each=each: cluster.has_all(each), f"{each} has all rows")  # type: ignore[misc]
+
+
+def test_f17_a_worker_that_writes_on_sqlite_is_renamed_and_serves_the_facts_of_its_former_names(tmp_path: Path) -> None:
+    """It announced the former name, and answered 404 for its facts: new followers stood at 1."""
+    cluster = Cluster(tmp_path, f"sqlite:///{tmp_path}/writer.db")
+    for number, name in enumerate(("anna", "ben", "anna")):
+        with cluster.writer(name, (), role="worker") as writer:
+            writer.address("the wire")
+            with cluster.follower("first", (name,)):
+                cluster.write(name, 3)
+                until(lambda: cluster.has_all("first"), "its follower has all rows")
+            late = f"late-{number}"
+            with cluster.follower(late, (name,)) as follower:
+                until(lambda each=late: cluster.has_all(each), "a new follower has all rows")  # type: ignore[misc]
+                assert "404" not in follower.log
 
 
 def test_f17_a_writer_is_removed_from_the_others_before_it_stops(tmp_path: Path, postgres: PostgresServer) -> None:

@@ -554,3 +554,20 @@ class AloneTests(MasterCase):
         page = now(self.master.served.page("notes", "removed", after=0, upto=None, limit=10))
         self.assertEqual(([*page.facts], page.upto), ([fact], 4))
         self.assertEqual(now(self.master.served.since("notes", "0", 10))[1], "4")
+
+    def test_a_writer_that_only_functions_follow_is_no_former_writer(self) -> None:
+        """A worker that writes has its position in the same file.  It published it, and has no facts of it."""
+        followed = InstanceName("followed")
+        for writers in ((), ("second",)):
+            definition = StreamDefinition("notes", writers=writers)
+            now(self.store.open())
+            now(self.store.declare(definition))
+            now(self.store.transaction().commit([Write(definition.name, followed, Token(4))]))
+            now(self.store.store_histories(followed, {definition.name: [Epoch("e", Token(1), Token(1))]}, "second"))
+            self.master = self.make_master(instance_name="second", streams=[definition])
+            now(self.master.start())
+            wire = self.connect("REPLICATE notes")
+            self.assertEqual(self.new_lines(wire)[2:], ["POSITION notes second 4 4"])
+            self.assertFalse(self.master.served.has_former("notes", "followed"))
+            wire.lose()
+            now(self.master.stop())

@@ -37,6 +37,8 @@ PUT: Final = (
 )
 FORGET: Final = f"DELETE FROM applied_tokens WHERE {_FOLLOWER} AND stream_id <= ?"  # noqa: S608
 FORGET_OF: Final = f"{FORGET} AND instance_name = ?"
+# On SQLite one process uses a file, under any name: it takes the tokens that were noted under its former names.
+RENAME: Final = "UPDATE OR REPLACE applied_tokens SET follower_name = ? WHERE stream_name = ? AND follower_name <> ?"
 UNDO: Final = f"DELETE FROM applied_tokens WHERE {_FOLLOWER} AND stream_id > ? AND instance_name = ?"  # noqa: S608
 
 
@@ -55,6 +57,12 @@ def find_applied(
         return set()
     found = database.execute(_sql(database, FIND), (stream, follower, first, last))
     return {Token(token) for (token,) in found}
+
+
+def take_former_tokens(database: ISqlExecutor, stream: StreamName, follower: InstanceName) -> None:
+    """Give a follower on SQLite the tokens of its former names."""
+    if database.dialect == "sqlite" and database.execute(EXISTS["sqlite"]):
+        database.execute(RENAME, (follower, stream, follower))
 
 
 def note_applied(

@@ -37,6 +37,16 @@ LOWER: Final = (
     f"UPDATE stream_audits SET stream_id = ? WHERE {_FOLLOWER} "  # noqa: S608
     "AND instance_name IN (?, '') AND stream_id > ?"
 )
+# On SQLite one process uses a file, under any name: its audit goes on under a new one.  A copy has no name.
+_OF_FORMER: Final = "stream_name = ? AND follower_name NOT IN ('', ?)"
+TAKE_FORMER: Final = (
+    "INSERT INTO stream_audits (stream_name, follower_name, instance_name, stream_id) "  # noqa: S608 - constant names
+    f"SELECT stream_name, ?, instance_name, max(stream_id) FROM stream_audits WHERE {_OF_FORMER} "
+    "GROUP BY stream_name, instance_name "
+    "ON CONFLICT (stream_name, follower_name, instance_name) "
+    "DO UPDATE SET stream_id = max(stream_id, excluded.stream_id)"
+)
+DELETE_FORMER: Final = f"DELETE FROM stream_audits WHERE {_OF_FORMER}"  # noqa: S608
 DELETE: Final = f"DELETE FROM stream_audits WHERE {_FOLLOWER}"  # noqa: S608
 BEGUN: Final = InstanceName("")
 
@@ -54,6 +64,13 @@ def read_audit(
     if not found:
         return None
     return {writer: min(found.get(writer, Token(0)), position) for writer, position in positions.items()}
+
+
+def take_former_audit(database: ISqlExecutor, stream: StreamName, follower: str) -> None:
+    """Give a follower on SQLite the audits of its former names."""
+    if database.dialect == "sqlite" and database.execute(EXISTS["sqlite"]):
+        database.execute(TAKE_FORMER, (follower, stream, follower))
+        database.execute(DELETE_FORMER, (stream, follower))
 
 
 def begin_audit(

@@ -13,6 +13,7 @@ from replication.storage.tables.stream_audits import (
     put_audited,
     put_searched,
     read_searched,
+    take_former_audit,
 )
 from replication.storage.transactions import run_transaction
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -45,6 +46,16 @@ class SqliteTests(SynchronousTestCase):
     def begin(self, follower: str = "us", **positions: int) -> dict[InstanceName, Token]:
         given = {InstanceName(writer): Token(each) for writer, each in positions.items()}
         return self.run_sql(lambda database: begin_audit(database, EVENTS, follower, given))
+
+    def test_a_follower_takes_the_audit_of_its_former_names_on_sqlite(self) -> None:
+        """One process uses an SQLite file, under any name; on PostgreSQL another name is another process."""
+        for follower, position in (("", 7), ("former", 5), ("us", 4), ("older", 3)):
+            self.begin(follower, one=position)
+        self.run_sql(lambda database: take_former_audit(database, EVENTS, "us"))
+        taken = self.run_sql(lambda database: database.dialect) == "sqlite"
+        self.assertEqual(self.begin("us", one=9), {ONE: 5 if taken else 4})
+        self.assertEqual(self.begin("former", one=9), {ONE: 9 if taken else 5})
+        self.assertEqual(self.begin("", one=9), {ONE: 7})
 
     def test_a_first_audit_begins_at_the_positions(self) -> None:
         self.assertEqual(self.begin(one=5, two=7), {ONE: 5, TWO: 7})
