@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twisted.web.http import Request
 
@@ -21,6 +21,8 @@ from replication.web.request import (
 )
 from replication.wire import grammar
 from replication.wire.grammar import Token
+
+MAX_LINES: Final = 1_000_000  # of a body: short facts take far more memory than their text
 
 if TYPE_CHECKING:
     from replication.web.request import ApiRequest
@@ -99,6 +101,8 @@ async def append_facts(request: ApiRequest, name: str) -> Answer:
     read_query(request)
     _refuse_rooms(request, name)
     key, body = read_key(request), request.body()
+    if request.media_type == MEDIA_TYPE_OF_LINES and body.count(b"\n") > MAX_LINES:
+        raise RequestError(413, f"more than {MAX_LINES} lines; send them in parts, or to /v1/streams/{name}/append")
     lines = AddedLines(BytesIO(body)) if request.media_type == MEDIA_TYPE_OF_LINES else None
     try:
         facts = [read_addition(body)] if lines is None else lines

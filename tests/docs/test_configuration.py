@@ -50,6 +50,7 @@ LIMITS = {
     "senders whose FEDERATION_ACK counts": "MAX_SENDERS",
     "REPLICATE of one peer before this process is ready": "MAX_REPLICATE",
     "body of an HTTP request": "MAX_BODY",
+    "lines of an HTTP request to `…/facts`": "MAX_LINES",
     "bodies of HTTP requests that arrive or are processed, all together; those below 16 KiB do not count": (
         "MOST_BODIES"
     ),

@@ -13,6 +13,7 @@ from replication.errors import (
     StoreError,
 )
 from replication.streams.definitions import StreamDefinition
+from replication.web.facts import MAX_LINES
 from tests.web.served import (
     FACTS,
     JSON,
@@ -159,6 +160,11 @@ class AppendTests(ApiTestCase):
         line = b'{"rows":[["a","new"]]}\n'
         self.assert_refused(self.post(line * 9 + b"{}\n"), 400, "line 10: ")
         self.assertEqual(self.served.appended, [])
+
+    def test_more_lines_than_the_limit_are_refused_before_they_are_decoded(self) -> None:
+        """Five million facts without a row are 55 MB, and took 973 MB of memory."""
+        self.assert_refused(self.post(b"{}\n" * (MAX_LINES + 1)), 413, "more than 1000000 lines; send them in parts")
+        self.assert_refused(self.post(b"{}\n" * MAX_LINES), 400, "line 1: ")
 
 
 class SlowServed(FakeServed):
