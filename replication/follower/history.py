@@ -147,7 +147,8 @@ class FollowedHistories:
         raise StreamError(
             f"{writer} has another history of {self._stream}, or none: not the one that was followed up to {after}. "
             "Was its database emptied or exchanged? Nothing is deleted here. Start the writer with the right database, "
-            f"or {ACCEPT} to follow this one"
+            f"or {ACCEPT} to follow this one from the beginning. Before that, undo by hand what a function without "
+            "on_reset has applied: it receives all facts again"
         )
 
     async def _first(self, writer: InstanceName, is_open: Callable[[], Awaitable[bool]]) -> History:

@@ -336,7 +336,8 @@ class CopyTests(HistoryCase):
                     "checking the history of orders of master after 11: StreamError: master has another "
                     "history of orders, or none: not the one that was followed up to 11. Was its database emptied or "
                     "exchanged? Nothing is deleted here. Start the writer with the right database, or start once with "
-                    "--accept-new-history to follow this one",
+                    "--accept-new-history to follow this one from the beginning. Before that, undo by hand what a "
+                    "function without on_reset has applied: it receives all facts again",
                 )
                 self.published = [A, B]
                 self.follower.connection_lost("next")
