@@ -10,6 +10,7 @@ import hashlib
 import zlib
 from contextlib import closing
 from gzip import BadGzipFile
+from os import SEEK_END
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -97,6 +98,9 @@ class SegmentReader:
         try:
             self._check()
             self._source.seek(0)
+        except OSError as error:
+            self.close()
+            raise UnreadableError(f"{self._path}: {error.strerror or error}") from error
         except BaseException:
             self.close()
             raise
@@ -154,6 +158,11 @@ class SegmentReader:
             raise CatchUpError(f"{self._path}: {_CUT}")
 
     def _check(self) -> None:
+        stored = self._source.seek(0, SEEK_END)
+        if stored != self.segment.stored_size:  # gzip would read any number of zeros at the end, one after the other
+            expected = f"the manifest has {self.segment.stored_size}"
+            raise CatchUpError(f"{self._path}: damaged: it has {stored} bytes; {expected}")
+        self._source.seek(0)
         checksum, size = hashlib.sha256(), 0
         for chunk in self._chunks():
             checksum.update(chunk)
@@ -270,8 +279,6 @@ def verify_segment(folder: Folder, segment: Segment) -> str | None:
     """Return the first fault of a segment, None if it has none: file, sizes, checksum, lines, order, JSON, counts."""
     try:
         with closing(SegmentReader(folder, segment)) as reader:
-            if (size := folder.size(segment.name)) != segment.stored_size:
-                return f"{folder.url}/{segment.name}: it has {size} bytes; the manifest has {segment.stored_size}"
             for _ in reader.facts():
                 pass
     except CatchUpError as error:

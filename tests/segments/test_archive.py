@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -270,6 +271,13 @@ class FailingFile(BytesIO):
         raise OSError("AWS Error NETWORK_CONNECTION")
 
 
+class FailingEnd(FailingFile):
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if whence:
+            raise OSError("AWS Error NETWORK_CONNECTION")
+        return super().seek(offset)
+
+
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
 @pytest.mark.parametrize("checked", [False, True])
 def test_a_file_that_could_not_be_read_is_read_again_although_it_has_not_changed(
@@ -282,15 +290,21 @@ def test_a_file_that_could_not_be_read_is_read_again_although_it_has_not_changed
         assert all_of(archive, 58, 5) == HISTORY
     opened = folder.open
 
-    def failing(name: str) -> BinaryIO:
-        return FailingFile() if name.partition(".")[2].startswith("rdata") else opened(name)
+    def failing(name: str, file: type[FailingFile] = FailingFile) -> BinaryIO:
+        if not name.partition(".")[2].startswith("rdata"):
+            return opened(name)
+        return file(bytes(folder.size(name) or 0))
 
     def refused(name: str) -> BinaryIO:
         if name == "manifest.json":
             return opened(name)
         raise PermissionError(13, "Permission denied")
 
-    for open_file, why in ((failing, "AWS Error NETWORK_CONNECTION"), (refused, "Permission denied")):
+    for open_file, why in (
+        (failing, "AWS Error NETWORK_CONNECTION"),
+        (partial(failing, file=FailingEnd), "AWS Error NETWORK_CONNECTION"),
+        (refused, "Permission denied"),
+    ):
         monkeypatch.setattr(folder, "open", open_file)
         with pytest.raises(CatchUpError, match=rf"0058\.rdata[.a-z]*: {why}$"):
             page(archive, 0, 58)

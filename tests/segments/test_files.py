@@ -7,6 +7,7 @@ import hashlib
 import re
 import tracemalloc
 from contextlib import closing
+from os import truncate
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
@@ -234,6 +235,16 @@ def test_verify_finds_bytes_appended_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / segment.name
     file.write_bytes(file.read_bytes() + gzip.compress(b""))
     assert "the manifest has" in str(verify_segment(folder, segment))
+
+
+def test_zeros_at_the_end_of_a_gzip_file_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library skips them one after the other: a sparse file of 10 GB took hours."""
+    folder = LocalFolder(tmp_path)
+    segment = write_segment(folder, HISTORY, compression="gzip")
+    truncate(tmp_path / segment.name, 10**10)
+    monkeypatch.setattr(files, "decompress", None)
+    with pytest.raises(CatchUpError, match="damaged: it has 10000000000 bytes; the manifest has"):
+        SegmentReader(folder, segment)
 
 
 def test_verify_finds_a_gap_and_needs_a_manifest(tmp_path: Path) -> None:
