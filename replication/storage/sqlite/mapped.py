@@ -45,7 +45,8 @@ class MappedTable(MappedRows[SqliteSession]):
         super().__init__(definition, mark="?", order="source.rowid")
         self._least = Token(0)
         self._counter: str | None = None  # the name of the table in sqlite_sequence
-        self._reached = 0  # the last ID that a poll found
+        self._reached = 0  # the last ID that a poll found, or that was published before the start
+        self._gives_again = False  # whether SQLite allocates the ID of a deleted last row again
 
     def declare(self, session: SqliteSession, *, may_create: bool) -> Sequence[str]:
         """Try the statements: SchemaError if one does not work, a warning if one would be slow."""
@@ -108,6 +109,8 @@ class MappedTable(MappedRows[SqliteSession]):
                 used = 1 if self.definition.negative else self._published(session)
                 self._counter, self._least = name, Token(used)
                 return self._move_forward(session, used)
+            if not self.definition.negative and [kind for _, kind, _ in session.run(_KEY, (name,))] == ["INTEGER"]:
+                self._gives_again, self._reached = True, self._published(session)
         return []
 
     def is_reset(self, session: SqliteSession, last: Token) -> bool:
@@ -116,6 +119,15 @@ class MappedTable(MappedRows[SqliteSession]):
         if self._counter is None or self.definition.negative:
             return False
         return all(given < self._reached for (given,) in session.run(_GIVEN, (self._counter,)))
+
+    def warn_of_deleted(self, last: Token) -> list[str]:
+        """Return a warning, once, if the last rows were deleted, and SQLite will allocate their IDs again."""
+        if not self._gives_again or last >= self._reached or self._reached <= 1:
+            return []
+        self._gives_again = False
+        what = f"stream {self.definition.name!r}: table {self.definition.table!r} ends at ID {last}, and IDs up to "
+        what += f"{self._reached} were published: without AUTOINCREMENT, SQLite allocates these to new rows, "
+        return [f"{what}which reach no follower: declare {self.definition.id_column} INTEGER PRIMARY KEY AUTOINCREMENT"]
 
     def move_forward(self, session: SqliteSession) -> list[str]:
         """Let the next ID be above each that was published; return a warning."""

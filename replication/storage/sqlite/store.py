@@ -187,6 +187,7 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         """Let no ID be given again if another program has emptied a table, and set back the IDs of AUTOINCREMENT."""
         if await self._read(lambda connection: table.is_reset(connection.session, last)):
             self.warnings += await self._write(lambda connection: connection.move_forward(table))
+        self.warnings += table.warn_of_deleted(last)
 
     def _interact(self, interaction: Interaction, allocation: IAllocation | None) -> Deferred[None]:  # noqa: ARG002 (there is no sequence)
         return self._interactions.add(interaction)

@@ -68,6 +68,26 @@ class SqliteWatchTests(SynchronousTestCase):
                 self.reached(watch)
                 self.assertEqual(self.store.warnings, [], "the last ID is still known")
 
+    def test_ids_that_sqlite_allocates_again_are_reported(self) -> None:
+        """Without AUTOINCREMENT, a row that has the ID of a deleted last row reached no follower, without a word."""
+        self.sql("CREATE TABLE plain (id INTEGER PRIMARY KEY, name TEXT)")
+        plain = StreamDefinition("plain", table="plain", id_column="id", row=["name"])
+        watch = self.watch(plain)
+        self.sql("INSERT INTO plain (id, name) VALUES (2, 'a'), (3, 'b'), (4, 'c')")
+        self.assertEqual(self.reached(watch), {"plain": (4, 4)})
+        self.sql("DELETE FROM plain WHERE id = 3")
+        self.reached(watch)
+        self.assertEqual(self.store.warnings, [], "the ID of another row is not allocated again")
+        for _ in range(2):
+            self.sql("DELETE FROM plain WHERE id = 4")
+            self.reached(watch)
+            (warning,) = self.store.warnings
+            self.assertIn("table 'plain' ends at ID 2, and IDs up to 4 were published: without AUTOINCREMENT", warning)
+        self.store.warnings.clear()
+        self.sql("INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES ('plain', 'master', 4)")
+        self.reached(self.watch(plain))
+        self.assertIn("ends at ID 2, and IDs up to 4 were published", self.store.warnings[0])
+
     def test_rows_are_on_the_disk_before_they_are_published(self) -> None:
         """A function of the same process may write them; its transactions do not wait for the disk."""
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
