@@ -17,6 +17,7 @@ from replication.storage.tables.applied_tokens import (
     find_applied,
     find_copied,
     forget_applied,
+    has_former_tokens,
     note_applied,
     take_former_tokens,
     undo_applied,
@@ -24,6 +25,7 @@ from replication.storage.tables.applied_tokens import (
 from replication.storage.tables.stream_audits import (
     begin_audit,
     end_audit,
+    has_former_audit,
     lower_audited,
     put_audited,
     put_searched,
@@ -145,7 +147,8 @@ class AppliedTokens(CopiedTokens):
         self, positions: Mapping[InstanceName, Token], *, audited: bool, resumes: bool
     ) -> dict[InstanceName, Token] | None:
         """Take what was noted under former names on SQLite, then do as ``CopiedTokens.open_audit``."""
-        await run_transaction(self._store, self._take_former)
+        if await self._store.read(self._has_former):
+            await run_transaction(self._store, self._take_former)
         return await super().open_audit(positions, audited=audited, resumes=resumes)
 
     async def find(self, first: Token, last: Token) -> set[Token]:
@@ -167,6 +170,10 @@ class AppliedTokens(CopiedTokens):
         await super().undo(transaction, writer, above)
         assert transaction is not None  # noqa: S101 - as above
         await transaction.run(lambda database: undo_applied(database, self._stream, self._follower, writer, above))
+
+    def _has_former(self, database: ISqlExecutor) -> bool:
+        which = database, self._stream, self._follower
+        return has_former_tokens(*which) or has_former_audit(*which)
 
     def _take_former(self, database: ISqlExecutor) -> None:
         take_former_tokens(database, self._stream, self._follower)

@@ -38,6 +38,7 @@ PUT: Final = (
 FORGET: Final = f"DELETE FROM applied_tokens WHERE {_FOLLOWER} AND stream_id <= ?"  # noqa: S608
 FORGET_OF: Final = f"{FORGET} AND instance_name = ?"
 # On SQLite one process uses a file, under any name: it takes the tokens that were noted under its former names.
+FORMER: Final = "SELECT 1 FROM applied_tokens WHERE stream_name = ? AND follower_name <> ? LIMIT 1"
 RENAME: Final = "UPDATE OR REPLACE applied_tokens SET follower_name = ? WHERE stream_name = ? AND follower_name <> ?"
 UNDO: Final = f"DELETE FROM applied_tokens WHERE {_FOLLOWER} AND stream_id > ? AND instance_name = ?"  # noqa: S608
 
@@ -59,9 +60,16 @@ def find_applied(
     return {Token(token) for (token,) in found}
 
 
+def has_former_tokens(database: ISqlExecutor, stream: StreamName, follower: InstanceName) -> bool:
+    """Whether an SQLite file has tokens under former names of the follower."""
+    if database.dialect != "sqlite" or not database.execute(EXISTS["sqlite"]):
+        return False
+    return bool(database.execute(FORMER, (stream, follower)))
+
+
 def take_former_tokens(database: ISqlExecutor, stream: StreamName, follower: InstanceName) -> None:
     """Give a follower on SQLite the tokens of its former names."""
-    if database.dialect == "sqlite" and database.execute(EXISTS["sqlite"]):
+    if has_former_tokens(database, stream, follower):
         database.execute(RENAME, (follower, stream, follower))
 
 

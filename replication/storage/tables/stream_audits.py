@@ -46,6 +46,7 @@ TAKE_FORMER: Final = (
     "ON CONFLICT (stream_name, follower_name, instance_name) "
     "DO UPDATE SET stream_id = max(stream_id, excluded.stream_id)"
 )
+FORMER: Final = f"SELECT 1 FROM stream_audits WHERE {_OF_FORMER} LIMIT 1"  # noqa: S608
 DELETE_FORMER: Final = f"DELETE FROM stream_audits WHERE {_OF_FORMER}"  # noqa: S608
 DELETE: Final = f"DELETE FROM stream_audits WHERE {_FOLLOWER}"  # noqa: S608
 BEGUN: Final = InstanceName("")
@@ -66,9 +67,16 @@ def read_audit(
     return {writer: min(found.get(writer, Token(0)), position) for writer, position in positions.items()}
 
 
+def has_former_audit(database: ISqlExecutor, stream: StreamName, follower: str) -> bool:
+    """Whether an SQLite file has an audit under former names of the follower."""
+    if database.dialect != "sqlite" or not database.execute(EXISTS["sqlite"]):
+        return False
+    return bool(database.execute(FORMER, (stream, follower)))
+
+
 def take_former_audit(database: ISqlExecutor, stream: StreamName, follower: str) -> None:
     """Give a follower on SQLite the audits of its former names."""
-    if database.dialect == "sqlite" and database.execute(EXISTS["sqlite"]):
+    if has_former_audit(database, stream, follower):
         database.execute(TAKE_FORMER, (follower, stream, follower))
         database.execute(DELETE_FORMER, (stream, follower))
 
