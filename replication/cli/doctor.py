@@ -29,8 +29,9 @@ from replication.cli.own_checks import (
 )
 from replication.cli.parser import Parser
 from replication.cli.peer_checks import check_endpoint, check_process, check_wire, check_writers, open_client
-from replication.cli.source_checks import check_followed, check_redis, check_sources
+from replication.cli.source_checks import check_followed, check_redis, check_redis_url, check_sources
 from replication.errors import ConfigError
+from replication.net.endpoints import is_redis
 from replication.urls import Url
 from replication.web.address import DEFAULT_URL, read_secret
 
@@ -119,6 +120,8 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
     for each in found.connect:
         yield from check_endpoint(Url(each))
         yield from check_wire(Url(each), found.server_name, shown)
+        if is_redis(each):
+            yield from check_redis_url(Url(each), found.server_name, None, shown)
     if found.http is None and (found.config is not None or found.connect):
         return
     try:

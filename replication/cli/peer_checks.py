@@ -364,13 +364,18 @@ def check_wire(endpoint: Url, server_name: str, certificate: tuple[str, str] | N
     """
     kind, named = split_endpoint(show_certificate(endpoint.reveal(), certificate), "host", "port")
     host, port, where = named.get("host", ""), named.get("port", ""), str(endpoint)
-    if kind not in {"tcp", "tls"} or not port.isdecimal():
+    place: tuple[str, int] | str
+    if kind == "unix":
+        place = named.get("path", host)
+    elif kind in {"tcp", "tls"} and port.isdecimal():
+        place = host, int(port)
+    else:
         return
     shown = None
     if "certificate" in named:
         shown = named["certificate"], named.get("privateKey", named["certificate"])
     try:
-        line, days = first_line(host, int(port), tls=kind == "tls", certificate=shown)
+        line, days = first_line(place, tls=kind == "tls", certificate=shown)
     except ConfigError as error:
         yield Finding(where, str(error), "correct [tls], the endpoint or the file")
     except ssl.SSLError as error:

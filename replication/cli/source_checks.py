@@ -102,14 +102,26 @@ def database_cure(error: StoreError | ConfigError) -> str:
 def check_redis(config: Config) -> Iterator[Finding]:
     """Find why a Synapse cannot be followed over its Redis: no answer, or a wrong login, right or channel."""
     for url in config.connect:
-        if is_redis(url.reveal()) and _is_whole(url):
-            try:
-                yield from _check_redis(url, config)
-            except ConfigError as error:
-                yield Finding(str(url), str(error), "install what is missing, or correct [tls] or the file")
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                yield Finding(str(url), f"Redis does not answer: {why}", "start it, or correct connect")
+        if is_redis(url.reveal()):
+            yield from check_redis_url(url, config.server_name, config.redis_password, config.tls.shown)
+
+
+def check_redis_url(
+    url: Url, channel: str, password: str | None, certificate: tuple[str, str] | None
+) -> Iterator[Finding]:
+    """Find what ``check_redis`` finds of one Redis.
+
+    ``password`` is used if the URL has none; ``certificate``: the files that ``rediss:`` shows.
+    """
+    if not _is_whole(url):
+        return
+    try:
+        yield from _check_redis(url, channel, password, certificate)
+    except ConfigError as error:
+        yield Finding(str(url), str(error), "install what is missing, or correct [tls] or the file")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        yield Finding(str(url), f"Redis does not answer: {why}", "start it, or correct connect")
 
 
 def _is_whole(url: Url) -> bool:
@@ -121,13 +133,15 @@ def _is_whole(url: Url) -> bool:
     return True
 
 
-def _check_redis(url: Url, config: Config) -> Iterator[Finding]:
+def _check_redis(
+    url: Url, channel: str, default_password: str | None, certificate: tuple[str, str] | None
+) -> Iterator[Finding]:
     from replication.net.redis_connection import RedisPlace, cure_of, encode  # noqa: PLC0415 (an extra)
 
-    parts, channel = urlsplit(url.reveal()), config.server_name
-    password = unquote(parts.password or "") or config.redis_password or ""
+    parts = urlsplit(url.reveal())
+    password = unquote(parts.password or "") or default_password or ""
     place = RedisPlace(cast("Any", None), unquote(parts.username or ""), password)
-    with closing(_connect(url, config)) as client:
+    with closing(_connect(url, certificate)) as client:
         counted = refused = None
         count, subscribe = encode(b"PUBSUB", b"NUMSUB", channel.encode()), encode(b"SUBSCRIBE", channel.encode())
         for command in (*place.login(), count, subscribe):
@@ -151,7 +165,7 @@ def _check_redis(url: Url, config: Config) -> Iterator[Finding]:
             yield Finding(str(url), what, "set server_name to that of the homeserver, and start its workers")
 
 
-def _connect(url: Url, config: Config) -> socket.socket:
+def _connect(url: Url, certificate: tuple[str, str] | None) -> socket.socket:
     from replication.net.redis_connection import DEFAULT_PORT  # noqa: PLC0415 (an extra)
 
     parts = urlsplit(url.reveal())
@@ -165,7 +179,7 @@ def _connect(url: Url, config: Config) -> socket.socket:
             raise
         return client
     host = parts.hostname or ""
-    context = tls_context(config.tls.shown) if parts.scheme == "rediss" else None
+    context = tls_context(certificate) if parts.scheme == "rediss" else None
     client = socket.create_connection((host, parts.port or DEFAULT_PORT), PATIENCE)
     return client if context is None else context.wrap_socket(client, server_hostname=host)
 

@@ -82,7 +82,7 @@ def check_https(url: str, certificate: tuple[str, str] | None) -> Iterator[Findi
     place = parts.hostname or "", parts.port or 443
     with suppress(OSError):  # among them TimeoutError: it waits for a request, as it should
         try:
-            first_line(*place, tls=True, certificate=certificate)
+            first_line(place, tls=True, certificate=certificate)
         except ssl.SSLError as error:
             if not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) and error.reason:
                 yield describe_tls_failure(url, place, error, certificate)
@@ -112,16 +112,32 @@ def limit_wait(reading: socket.socket, deadline: float) -> None:
     reading.settimeout(left)
 
 
-def first_line(host: str, port: int, *, tls: bool, certificate: tuple[str, str] | None) -> tuple[str, float | None]:
+def _connected(place: tuple[str, int] | str) -> socket.socket:
+    if not isinstance(place, str):
+        return socket.create_connection(place, PATIENCE)
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(PATIENCE)
+    try:
+        client.connect(place)
+    except OSError:
+        client.close()
+        raise
+    return client
+
+
+def first_line(
+    place: tuple[str, int] | str, *, tls: bool = False, certificate: tuple[str, str] | None = None
+) -> tuple[str, float | None]:
     """Return the first line that a peer sends, and in how many days its certificate expires, if it has one.
 
+    ``place``: host and port, or the path of a UNIX socket.
     ``certificate``: the files with the certificate and key that TLS shows.  ConfigError if they cannot be used.
     TimeoutError after PATIENCE seconds without a line, once the connection is there.
     """
     context, days = tls_context(certificate) if tls else None, None
-    reading = socket.create_connection((host, port), PATIENCE)
+    reading = _connected(place)
     if context is not None:
-        secure = context.wrap_socket(reading, server_hostname=host)  # if it fails, it closes the connection
+        secure = context.wrap_socket(reading, server_hostname=place[0])  # if it fails, it closes the connection
         shown = secure.getpeercert()
         days = None if shown is None else (ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()) / 86_400
         reading = secure

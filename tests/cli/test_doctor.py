@@ -40,6 +40,15 @@ def test_a_finding_is_one_line_or_json(tmp_path: Path, capsys: pytest.CaptureFix
     assert set(found) == {"where", "what", "cure"}
 
 
+def test_a_redis_that_does_not_answer_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--connect", "redis://:secret@127.0.0.1:1"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        "redis://127.0.0.1:1: Redis does not answer: Connection refused; cure: start it, or correct connect"
+    )
+    assert "secret" not in line
+
+
 @pytest.mark.parametrize("words", [("--min-free", "x"), ("--certificate", "a.pem"), ("extra",)])
 def test_a_wrong_command_line_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -73,7 +73,18 @@ def test_what_is_no_endpoint_is_found(endpoint: str) -> None:
 
 def test_a_writer_that_can_be_followed_is_no_finding(master: Daemon) -> None:
     assert wire(f"tcp:{master.address('the wire')}") == []
-    assert wire("unix:/x") == []
+
+
+def test_a_unix_socket_is_checked_like_a_port(tmp_path: Path) -> None:
+    """Nothing was found, also where no process listened."""
+    place = f"unix:{tmp_path / 'wire'}"
+    assert wire(place) == [
+        f"{place}: cannot connect: No such file or directory; cure: start the writer, or correct connect"
+    ]
+    with Daemon(tmp_path, "master", f"--listen=unix:{tmp_path / 'wire'}", LOCAL[1]) as master:
+        master.address("HTTP")
+        assert wire(place) == []
+        assert "its server name is 'localhost', not 'other'" in wire(f"unix:path={tmp_path / 'wire'}", "other")[0]
 
 
 def test_a_closed_port_is_found() -> None:
@@ -493,6 +504,7 @@ def test_a_writer_without_a_source_of_missed_facts_is_found(
     (tmp_path / "segments/manifest.json").write_text('{"version": 1, "segments": []}')
     what = "unix:x: no HTTP is known for {}: the worker cannot fetch facts that it has missed"
     cure = "; cure: give catch_up, or http in [writers.{}]"
+    closed = "unix:x: cannot connect: No such file or directory; cure: start the writer, or correct connect"
     unreachable = (
         "http://127.0.0.1:1: cannot reach http://127.0.0.1:1: Connection refused; is the daemon running there?; "
         "cure: start the process, or correct the URL"
@@ -505,7 +517,7 @@ def test_a_writer_without_a_source_of_missed_facts_is_found(
     ):
         (tmp_path / "x.toml").write_text(text + "\n")
         main(["doctor", "--config", "x.toml", "--min-free", "1"])
-        assert capsys.readouterr().out.splitlines() == found
+        assert sorted(capsys.readouterr().out.splitlines()) == sorted([closed, *found])
 
 
 def writers_of(folder: Path, *lines: str) -> list[str]:
