@@ -403,6 +403,7 @@ class StreamFollower:
             if cursor.position == step.after and cursor.compared(step, common):
                 await self.histories.store(writer, history)
                 cursor.checked(step)
+                self._moved(self.name, writer, cursor.position)  # it is confirmed
 
     async def _apply(self, writer: InstanceName, step: Apply | Reset) -> None:
         """Apply a step and store the position, in one transaction; then fire the waiters."""

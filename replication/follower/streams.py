@@ -146,6 +146,12 @@ class FollowedStreams:
         follower = self._followers.get(stream)
         return Token(-1) if follower is None else follower.position(writer)
 
+    def confirmed(self, stream: StreamName, writer: InstanceName) -> bool:
+        """Whether what is applied is known to be of the writer's present history, as far as it has sent a position."""
+        follower = self._followers.get(stream)
+        cursor = None if follower is None else follower.cursors.get(writer)
+        return cursor is None or cursor.confirmed
+
     def all_writers_known(self, follower: StreamFollower | None = None) -> bool:
         """Whether all writers of a stream are known; if not, the first number of a token stays (docs/http.md).
 
@@ -345,7 +351,8 @@ class FollowedStreams:
     def _moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         for link in self.links:
             link.resume_reading()
-        self._waiters.moved(stream, writer, position)
+        if self.confirmed(stream, writer):
+            self._waiters.moved(stream, writer, position)
 
     def _warn_of_same_name(self, link: IWriterLink) -> None:
         if not self._same_name_logged:

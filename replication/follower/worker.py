@@ -238,6 +238,9 @@ class Worker(RegistersFunctions):
     def wait_for(self, stream: str, writer: str, token: int, timeout: float = 10.0) -> Deferred[None]:
         """Fire once the facts of ``writer`` up to ``token`` are applied here.
 
+        It does not fire while the history of the writer is compared, or a restore of its database is to be undone: an
+        applied fact may be a lost one with the same token.
+
         PositionTimeoutError after ``timeout`` seconds; its message names the position and the state of each connection.
         StoppingError: the worker stops.  ConfigError: the stream is not among those to follow.  The process's own
         tokens count as applied (docs/protocol/following.md E6).
@@ -245,7 +248,8 @@ class Worker(RegistersFunctions):
         check_thread(self._clock)
         name, instance = grammar.stream_name(stream), grammar.instance_name(writer)
         own = instance == self.instance_name and self._master is not None and name in self._master.registry
-        if own or self._followed.position(name, instance) >= token:
+        reached = self._followed.position(name, instance) >= token
+        if own or (reached and self._followed.confirmed(name, instance)):
             return succeed(None)
         if self._lifetime.ended:
             return fail(_stopping_error(self.instance_name))

@@ -19,6 +19,7 @@ from replication.errors import (
     ConfigError,
     LocalProtocolError,
     NotAWriterError,
+    PositionTimeoutError,
     ReplicationError,
     SchemaError,
     StoreError,
@@ -474,6 +475,33 @@ class FollowingTests(WorkerCase):
         self.check()
         self.assertEqual(self.at(), 3)
         now(self.worker.wait_for("orders", "master", 3))
+
+    def test_a_wait_for_a_token_of_another_history_does_not_fire(self) -> None:
+        """It fired at once: the fact that was applied is a lost one with the same token."""
+        self.apply()
+        self.start()
+        self.append("lost", "lost, too")
+        self.net.run()
+        now(self.worker.wait_for("orders", "master", 3))
+        for is_restored in (False, True):
+            self.net.cut()
+            now(self.master.stop())
+            if is_restored:
+                self.source = FragileStore()
+            with logged():
+                self.begin_master()
+                self.net.run(10.0)
+                (token,) = self.append("new")
+                self.net.run()
+                waiting = begin(self.worker.wait_for("orders", "master", token, timeout=5.0))
+                self.net.run(5.0)
+            if not is_restored:
+                self.assertEqual((waiting, token), ([None], 4))
+        error = error_of(waiting)
+        assert isinstance(error, PositionTimeoutError)
+        self.assertEqual((error.token, error.position), (2, 4))
+        self.assertIn("it is at 4, stopped (", str(error))
+        self.assertIn("master has another history of orders", str(error))
 
     def test_a_new_worker_of_a_new_writer_needs_no_http(self) -> None:
         del self.net.serving[HTTP]
