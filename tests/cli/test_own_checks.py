@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from replication.cli import peer_checks
+from replication.cli import tls_checks
 from replication.cli.main import main
 from replication.segments.folders import open_folder
 from replication.segments.manifest import Manifest, Segment, write_manifest
@@ -41,12 +41,12 @@ WRITERS = '[[streams]]\nname = "orders"\nwriters = ["north", "south"]'
 @pytest.fixture(autouse=True)
 def writer_at_unix_x(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the writer at ``unix:x`` answer: these tests plant mistakes of this process only."""
-    wire = peer_checks.first_line
+    wire = tls_checks.first_line
 
     def first_line(place: tuple[str, int] | str, **options: Any) -> tuple[str, float | None]:
         return ("SERVER localhost", None) if place == "x" else wire(place, **options)
 
-    monkeypatch.setattr(peer_checks, "first_line", first_line)
+    monkeypatch.setattr("replication.cli.peer_checks.first_line", first_line)
 
 
 def worker(folder: Path) -> str:
