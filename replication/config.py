@@ -187,12 +187,18 @@ attrs.resolve_types(Config)
 _KEYS: Final = attrs.fields_dict(Config)
 
 
-def load(role: Role, path: str | None = None, options: Mapping[str, object] | None = None) -> Config:
-    """Return the configuration: ``options`` first, then the TOML file at ``path``, then the defaults of ``role``."""
+def load(role: Role | None, path: str | None = None, options: Mapping[str, object] | None = None) -> Config:
+    """Return the configuration: ``options`` first, then the TOML file at ``path``, then the defaults of ``role``.
+
+    Without a ``role`` it is that of the file: a worker's if it has a key that only a worker has, else a master's.
+    """
     given = {key: value for key, value in (options or {}).items() if value not in (None, [])}
+    table = {} if path is None else _parse(path)  # once: it may be a pipe
+    if role is None:
+        role = "worker" if any(_KEYS[key].metadata == _WORKER for key in table if key in _KEYS) else "master"
     values = {
         **_DEFAULTS[role],
-        **(_read_table(role, _parse(path), path) if path is not None else {}),
+        **(_read_table(role, table, path) if path is not None else {}),
         **{key: _read_value(key, value, f"--{key.replace('_', '-')}") for key, value in given.items()},
     }
     try:
@@ -345,11 +351,6 @@ def replace_access(access: Access, first: Config, read: Callable[[], Config]) ->
 
 def _names_certificates(grants: Sequence[Grant]) -> bool:
     return any(each.certificates for each in grants)
-
-
-def role_of(path: str) -> Role:
-    """Return whose configuration a TOML file is: a worker's if it has a key that only a worker has."""
-    return "worker" if any(_KEYS[key].metadata == _WORKER for key in _parse(path) if key in _KEYS) else "master"
 
 
 def import_streams(name: str, where: str) -> list[StreamDefinition]:

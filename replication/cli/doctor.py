@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print one line for each finding."""
     parser = make_parser()
     found = parser.parse_args(arguments)
-    if found.config is not None and not Path(found.config).is_file():
+    if found.config is not None and not Path(found.config).exists():
         report(f"replication doctor: there is no file {found.config}: give --config FILE")
         return 2
     certificate = parser.certificate_of(found)
@@ -87,7 +87,7 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
     secret_file, shown = found.secret_file, certificate
     if found.config is not None:
         try:
-            configured = config.load(config.role_of(found.config), found.config)
+            configured = config.load(None, found.config)
         except ConfigError as error:
             what = str(error).removeprefix(f"{found.config}: ")
             yield Finding(found.config, what, "correct this key or file; the daemon does not start before")

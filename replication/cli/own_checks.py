@@ -36,6 +36,7 @@ from replication.segments.manifest import MANIFEST, read_manifest
 from replication.service import make_master, make_rooms, make_worker
 from replication.storage import path_of
 from replication.storage.blocking import use_store
+from replication.storage.contract import refuse_another_writer
 from replication.storage.mapping_checks import check
 from replication.storage.sqlite.session import MEMORY
 from replication.streams.definitions import CACHES, StreamDefinition
@@ -58,7 +59,10 @@ if TYPE_CHECKING:
 RENEW_BEFORE: Final = timedelta(days=14)
 HIGHEST_PORT: Final = 65_535
 MAX_CLOCK_DIFFERENCE: Final = 60.0  # seconds
-POSITIONS_EXIST: Final = "SELECT to_regclass('stream_positions') IS NOT NULL"
+POSITIONS_EXIST: Final[Mapping[str, str]] = {
+    "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'stream_positions'",
+    "postgresql": "SELECT to_regclass('stream_positions') IS NOT NULL",
+}
 MAY_START: Final = """
     SELECT to_regclass('replication_schema') IS NOT NULL
         OR coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)
@@ -254,15 +258,27 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
     if not may_start:
         cure = "GRANT it USAGE and CREATE on the schema, or set its search_path"
         yield Finding(shown, "this user may not make the tables of this package", cure)
-    written = _written(config)
-    if written:
-        for what, cure in find_left(stored, grammar.instance_name(config.instance_name), written):
-            yield Finding(shown, what, cure)
+    yield from _check_stored(config, "postgresql" if path is None else "sqlite", stored)
     if abs(database_time - time.time()) > MAX_CLOCK_DIFFERENCE:
         what = f"its clock differs from this machine's by {database_time - time.time():.0f} s"
         yield Finding(shown, what, "set both clocks, for example by NTP")
     if config.role == "master" and any(each.table is not None or each.tables for each in config.streams):
         yield from _check_mappings(config)
+
+
+def _check_stored(config: Config, dialect: Dialect, stored: StoredPositions) -> Iterator[Finding]:
+    """Find streams that this process has written and lacks now, and mapped tables that another instance has written."""
+    written, me = _written(config), grammar.instance_name(config.instance_name)
+    if written and dialect == "postgresql":  # an SQLite file has one process
+        for what, cure in find_left(stored, me, written):
+            yield Finding(str(config.database), what, cure)
+    for each in config.streams if config.role == "master" else ():
+        positions = stored.get(each.name, {})
+        if each.maps(dialect) and each.has_one_writer(me) and me not in positions:
+            try:
+                refuse_another_writer(each, me, positions)
+            except StoreError as error:
+                yield Finding(f"stream {each.name}", str(error), "do as the message advises")
 
 
 def _check_place(file: Path, min_free: int) -> Iterator[Finding]:
@@ -335,19 +351,20 @@ async def _read(
 ) -> tuple[float, Sequence[str], StoredPositions, bool, Sequence[Finding]]:
     """Return the time of the database's machine, in seconds, the warnings of the store, and the stored positions.
 
-    Then whether our tables exist, or this user may make them.  Positions and this right are read from PostgreSQL only:
-    an SQLite database has one process, and its file has a mode.  The last value is a finding for each of ``streams``
-    whose table another program has made; one that is missing is made by the first start.  A standby is a finding, too.
+    Then whether our tables exist, or this user may make them: an SQLite file has a mode.  The last value is a finding
+    for each of ``streams`` whose table another program has made; one that is missing is made by the first start.  A
+    standby is a finding, too.
     """
     warnings = list(store.warnings)
     refused = [(f"stream {name}", why) for name, why in await declare_all(store, streams) if _NOT_OURS in why]
     found = [Finding(where, why, "do as the message advises") for where, why in refused]
     clock = {"sqlite": "SELECT 0.0", "postgresql": "SELECT extract(epoch FROM clock_timestamp())"}
     ((seconds,),) = await store.read(lambda database: database.execute(clock[database.dialect]))
+    ((exists,),) = await store.read(lambda database: database.execute(POSITIONS_EXIST[database.dialect]))
+    stored = await store.stored_positions() if exists else {}
     if not seconds:
-        return time.time(), warnings, {}, True, found
+        return time.time(), warnings, stored, True, found
     if await store.read(is_standby):
         found.append(Finding(shown, "it is a standby, so it takes no writes", "name the primary"))
-    ((exists,),) = await store.read(lambda database: database.execute(POSITIONS_EXIST))
     ((may_start,),) = await store.read(lambda database: database.execute(MAY_START))
-    return float(seconds), warnings, await store.stored_positions() if exists else {}, may_start, found
+    return float(seconds), warnings, stored, may_start, found

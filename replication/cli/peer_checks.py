@@ -40,6 +40,7 @@ _NOT_READY: Final = {  # by words of the reason
 }
 _AWAY: Final = ("no connection to the writer", "[writers.")  # words of these reasons
 _GOES_ON: Final = "correct what the error names; the stream then goes on without a restart"
+_WRITE_SEGMENTS: Final = "run `replication replay --out` with this folder regularly"
 _STOPPED: Final = {  # by words of the error
     "@worker.on_reset(": "do what the error names, and restart the worker",
     "--accept-new-history": "do what the error names; if you change an option, restart the worker",
@@ -105,8 +106,9 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
     for stream in status["streams"]:
         for note in stream.get("notes", ()):
             forget = f"start these followers, or forget one: curl -X DELETE {client.url}/v1/followers/NAME"
-            cure = forget if "are kept for follower" in note else "do as the message advises"
-            yield Finding(f"stream {stream['name']}", note, cure)
+            by_note = {"are kept for follower": forget, "are kept for the segments in": _WRITE_SEGMENTS}
+            cure = next((cure for words, cure in by_note.items() if words in note), "do as the message advises")
+            yield Finding(f"stream {stream['name']}", note.removeprefix(f"stream {stream['name']!r}: "), cure)
         for writer in stream["writers"]:
             where = f"stream {stream['name']} of {writer['instance']}"
             yield from _check_writer(where, stream["name"], writer, client.url)

@@ -101,10 +101,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _request(found: argparse.Namespace) -> ReplayRequest:
     options = {} if found.database is None else {"database": found.database}
-    role: config.Role = "master" if found.config is None else config.role_of(found.config)
-    if role == "worker" and found.database is None:
+    settings = config.load(None, found.config, options)
+    if settings.role == "worker" and found.database is None:
         raise ConfigError(f"{found.config} is a worker's: give --database URL, the database of the writers")
-    settings = config.load(role, found.config, options)
     return ReplayRequest(
         settings.database,
         found.out,

@@ -14,10 +14,10 @@ from replication.cli.output import write_line
 from replication.cli.parser import Parser
 from replication.errors import RemoteProtocolError, StoreError, StreamError
 from replication.storage.blocking import use_store
-from replication.storage.contract import ClaimedError
+from replication.storage.contract import ClaimedError, CopiedError
 from replication.streams.facts import Fact
 from replication.streams.interfaces import IStreamStore, Write
-from replication.streams.skips import SkippedFact, SkipState
+from replication.streams.skips import COPIED, SkippedFact, SkipState
 from replication.web.address import DEFAULT_URL
 from replication.web.blocking_client import Moment  # noqa: TC001 (msgspec reads the annotation)
 from replication.web.skips import describe_skipped
@@ -133,7 +133,10 @@ async def _store_change(
     """
     writer, token = key
     await store.claim(follower)  # ClaimedError: the worker runs
-    positions = await store.applied_positions(stream, follower)
+    try:
+        positions = await store.applied_positions(stream, follower)
+    except CopiedError as error:
+        raise StreamError(COPIED.format(stream=stream)) from error
     if writer not in positions:
         known = ", ".join(sorted(positions)) or "none"
         raise StreamError(

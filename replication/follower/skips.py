@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError
 
 from replication.errors import StoppingError, StreamError, UnknownStreamError, did_you_mean
 from replication.follower.stream import FollowMode, StreamFollower
-from replication.streams.skips import SkippedFact, SkipState
+from replication.streams.skips import COPIED, SkippedFact, SkipState
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -85,10 +85,7 @@ class FollowedSkips:
         if follower is None:
             raise UnknownStreamError(f"stream {stream[:100]!r} is not followed here", stream=stream)
         if follower.mode is FollowMode.COPIED:
-            raise StreamError(
-                f"stream {stream!r} is copied here, and a copy is complete: others read it. Correct what its error "
-                "names, and the copy goes on"
-            )
+            raise StreamError(COPIED.format(stream=stream))
         if follower.mode is FollowMode.POSITION_ONLY:
             raise StreamError(f"stream {stream!r} has no function here, so no fact of it can fail")
         return follower

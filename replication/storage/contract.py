@@ -51,6 +51,10 @@ class ClaimedError(StoreError):
     holder: str = ""
 
 
+class CopiedError(StoreError):
+    """The positions of a stream are those of a copy, not of a function."""
+
+
 class Direction(msgspec.Struct, frozen=True):
     """The direction in which a table counts: a stored ID is ``sign`` times its token.  The rest is SQL."""
 
@@ -185,7 +189,7 @@ def refuse_another_writer(definition: StreamDefinition, me: InstanceName, stored
     writers = ", ".join(map(repr, others))
     where = f"WHERE stream_name = '{name}' AND instance_name = '{others[0]}'"
     updates = "; ".join(f"UPDATE {each} SET instance_name = '{me}' {where}" for each in ("stream_positions", *more))  # noqa: S608
-    cure = f"{updates}; and the same at each follower"
+    cure = f"{updates}; and the other steps of a rename, also at each follower (docs/operations.md, Mapped tables)"
     if me in stored:
         cure = f"DELETE FROM stream_positions {where}"  # noqa: S608 - a statement for a person to run
     raise StoreError(

@@ -14,6 +14,10 @@ from replication.errors import escape
 from replication.streams.facts import Fact  # noqa: TC001 (Sphinx reads the annotations)
 from replication.wire.grammar import InstanceName, StreamName, Token  # noqa: TC001 (likewise)
 
+COPIED: Final = (
+    "stream {stream!r} is copied here, and a copy is complete: others read it. Correct what its error names, and the "
+    "copy goes on"
+)
 MAX_REASON: Final = 10_000  # characters of an error that are kept and shown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,16 @@ def test_nothing_is_wrong_with_the_sample_of_a_master(
     assert main(["doctor", "--config", "master.toml", "--min-free", "1"]) == 0
     assert capsys.readouterr() == ("", "replication doctor: nothing was found\n")
     assert [each.name for each in tmp_path.iterdir()] == ["master.toml"], "it changes nothing"
+
+
+def test_a_pipe_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """As ``--config <(…)`` of a shell is."""
+    reader, writer = os.pipe()
+    os.write(writer, b"strem = 1\n")
+    os.close(writer)
+    assert main(["doctor", "--config", f"/dev/fd/{reader}"]) == 1
+    os.close(reader)
+    assert "strem: unknown key" in capsys.readouterr().out
 
 
 def test_without_its_file_it_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:

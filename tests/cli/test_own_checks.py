@@ -103,6 +103,22 @@ def missing_table(folder: Path) -> str:
     return f'database = "sqlite:///x.db"\n{table}'
 
 
+def renamed(folder: Path) -> str:
+    url = f"sqlite:///{folder}/x.db"
+
+    async def commit(store: IStreamStore) -> None:
+        await store.declare(StreamDefinition("events"))
+        await store.transaction().commit([Write(StreamName("events"), InstanceName("north"), Token(3))])
+
+    use_store(url, commit, read_only=False)
+    with closing(sqlite3.connect(folder / "x.db")) as database:
+        database.execute("CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, a)")
+        database.commit()
+        database.execute("PRAGMA journal_mode = DELETE")  # a reader of a WAL makes files
+    table = '[[streams]]\nname = "events"\ntable = "events"\nid_column = "id"\nrow = ["a"]'
+    return f'instance_name = "east"\ndatabase = "sqlite:///x.db"\n{table}'
+
+
 def open_to_others(_: Path) -> str:
     return 'listen = "tcp:9092"'
 
@@ -279,6 +295,7 @@ def no_app(folder: Path) -> str:
         (other_tables, "its tables are not ours: no such column: version; cure: name another database or schema"),
         (no_database, "file is not a database"),
         (missing_table, "stream events: "),
+        (renamed, "table 'events' has no instance_column, so it has one writer: that is 'north', not 'east'."),
         (open_to_others, "it is open to other hosts"),
         (no_endpoint, "cannot listen on"),
         (expired, "the certificate has expired on"),

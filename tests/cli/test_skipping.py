@@ -12,6 +12,7 @@ from replication.cli import retry, skip, skipped
 from replication.cli.main import main
 from replication.cli.parser import Parser
 from replication.storage.blocking import use_store
+from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import IStreamStore, Write
 from replication.streams.skips import SkippedFact, SkipState
@@ -88,6 +89,19 @@ def test_what_cannot_be_is_refused(
     assert main([*words, "--database", database]) == 1
     assert error in capsys.readouterr().err
     assert listed(database, capsys) == [(3, "skipped")]
+
+
+def test_no_fact_of_a_copy_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error advised to drop the copy."""
+    url = f"sqlite:///{tmp_path}/copy.db"
+
+    async def copy(store: IStreamStore) -> None:
+        await store.declare(StreamDefinition(ORDERS))
+        await store.transaction().commit([Write(ORDERS, MASTER, Token(5), [Fact(Token(5), ("[1]",))])])
+
+    use_store(url, copy, read_only=False)
+    assert main(["skip", "orders", "master", "7", "--database", url]) == 1
+    assert "stream 'orders' is copied here, and a copy is complete: others read it" in capsys.readouterr().err
 
 
 def test_a_retry_is_requested_once(database: str, capsys: pytest.CaptureFixture[str]) -> None:

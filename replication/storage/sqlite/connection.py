@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import SchemaError, StoreError
 from replication.storage.connection import POSITIONS, SqlConnection
-from replication.storage.contract import Batch, ReceiptTakenError, moved, refuse_another_writer
+from replication.storage.contract import Batch, CopiedError, ReceiptTakenError, moved, refuse_another_writer
 from replication.storage.migrations import check_version, installed, upgrade
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.sqlite.claim import claimed
@@ -147,7 +147,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         table = f"stream_{stream}"
         copied = f'SELECT 1 FROM "{table}" {OF_ANOTHER}'  # noqa: S608 - a name of a StreamDefinition, in quotes
         if positions and self.session.run(HAS_WRITERS, (table,)) and self.session.run(copied, (stream, follower)):
-            raise StoreError(
+            raise CopiedError(
                 f"database {self.session.name!r}: stream {stream!r} was copied here, so its positions are those of the "
                 f"copy, and a function would miss facts: give {follower!r} a database of its own; or, to apply only "
                 f'what follows these positions, stop it and DROP TABLE "{table}"'

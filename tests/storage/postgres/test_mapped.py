@@ -359,7 +359,11 @@ class OneWriterTests(UsesMapped, SynchronousTestCase):
     def test_a_renamed_writer_is_refused_with_the_statements_that_move_all_positions(self) -> None:
         self.map_events()
         self.commit(write(7, stream=EVENTS), write(5, stream=EVENTS, expected=0, follower=OTHER))
-        cure = self.refusal("main").partition(f"if '{ME}' was renamed to 'main', ")[2].partition("; and the same")[0]
+        cure = (
+            self.refusal("main")
+            .partition(f"if '{ME}' was renamed to 'main', ")[2]
+            .partition("; and the other steps")[0]
+        )
         self.assertEqual(cure.count("UPDATE"), 2)
         self.sql(cure)
         self.claim("main")

@@ -445,7 +445,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.add((2, None, "a", 1))
         message = str(self.assertRaises(StoreError, self.claim, "main"))
         self.assertIn("that is 'north', not 'main'", message)
-        self.sql(message.partition("if 'north' was renamed to 'main', ")[2].partition("; and the same")[0])
+        self.sql(message.partition("if 'north' was renamed to 'main', ")[2].partition("; and the other steps")[0])
         self.claim("main")
         self.assertEqual(self.positions(EVENTS), {"main": 2})
         self.map_events(instance_column="instance_name")
