@@ -208,6 +208,12 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
         slow.commit()
         self.assertEqual(self.poll(), (4, 4))
 
+    def test_a_user_for_whom_null_in_an_array_is_a_text_can_poll(self) -> None:
+        self.configure("array_nulls", "off")
+        self.end_sessions()
+        self.sql(INSERT)
+        self.assertEqual(self.poll(3), (2, 2))
+
     def test_rows_that_are_copied_are_waited_for(self) -> None:
         slow = self.connect()
         with slow.cursor().copy("COPY events (name) FROM STDIN") as copy:
