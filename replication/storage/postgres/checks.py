@@ -40,11 +40,12 @@ _UNLOGGED: Final = (  # the table, or one of its partitions
     "UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = part) "
     "SELECT oid::regclass::text FROM pg_class JOIN tree ON oid = part WHERE relpersistence <> 'p' ORDER BY 1 LIMIT 1"
 )
+_STEPS: Final = "SELECT seqincrement FROM pg_sequence WHERE seqrelid = to_regclass(%s) AND seqincrement > 1"
 _SHORT_TIMEOUTS: Final = "SELECT set_config('lock_timeout', '50ms', true), set_config('statement_timeout', '1s', true)"
 
 
-def warnings_about(session: PostgresSession, definition: StreamDefinition, table: str) -> list[str]:
-    """Return the warnings about ``table``, quoted."""
+def warnings_about(session: PostgresSession, definition: StreamDefinition, table: str, sequence: str) -> list[str]:
+    """Return the warnings about ``table`` and its ``sequence``, both quoted."""
     column = f'"{definition.id_column}"'
     warnings = []
     if session.run(f"SELECT true FROM {table} WHERE {column} IS NULL LIMIT 1"):
@@ -54,6 +55,12 @@ def warnings_about(session: PostgresSession, definition: StreamDefinition, table
         warnings.append(
             "is UNLOGGED, so a crash of the server empties it, and rows then have IDs again that were published, which "
             f"no follower receives: ALTER TABLE {name} SET LOGGED"
+        )
+    for (steps,) in session.run(_STEPS, (sequence,)):
+        warnings.append(
+            f"takes its IDs from sequence {sequence} in steps of {steps}, and a program that gives the IDs between "
+            "them, as object-relational mappers do, may give one below a published one, which no follower receives: "
+            f"let it request each ID (JPA: allocationSize = 1), and ALTER SEQUENCE {sequence} INCREMENT 1"
         )
     warnings += _about_rows(session, definition, table, column)
     if definition.instance_column is not None and not has_pair(session, definition, table):

@@ -27,8 +27,8 @@ from replication.storage.postgres.ids import (
     prepare_sequence,
     read_last_value,
 )
+from replication.storage.postgres.sequence_locks import BLOCKERS
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
-from replication.storage.postgres.watch import BLOCKERS
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
 from replication.storage.tables.kept_facts import lower_gone, put_gone

@@ -134,7 +134,7 @@ class MappedTable(MappedRows[PostgresSession]):
             self._query.newest = self.seek_newest("::text")
         if has_index(session, table or "", definition.id_column, partial=definition.where is not None):
             self._indexed = [self._query]
-            return [*warnings, *warnings_about(session, definition, self._table)]
+            return [*warnings, *warnings_about(session, definition, self._table, self.sequence)]
         return [*warnings, self.missing_index(self._query)]
 
     def insert(self, session: PostgresSession, written: Sequence[WrittenFact]) -> None:

@@ -62,6 +62,7 @@ _FORMS: Final = " UNION ALL ".join(
         ("DateStyle", "ISO", " NOT LIKE 'ISO, ___'"),  # its order of day and month is kept
         ("IntervalStyle", "postgres", " <> 'postgres'"),
         ("bytea_output", "hex", " <> 'hex'"),
+        ("array_nulls", "on", " <> 'on'"),  # in a parameter, NULL is no text
     )
 )
 # In a session that only reads: the database may belong to a program that must not wait for this process.

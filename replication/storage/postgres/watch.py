@@ -13,11 +13,15 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+from psycopg.errors import LockNotAvailable
+
 from replication.errors import SchemaError, StoreError
 from replication.storage.names import quoted
 from replication.storage.postgres.checks import literal, poll_rows, short_read
 from replication.storage.postgres.ids import check_sequence, move_forward
 from replication.storage.postgres.mapped import other_sequences
+from replication.storage.postgres.sequence_locks import find_locked, name_blockers
 from replication.storage.postgres.transaction_id_trigger import ASSIGN_IDS_FIRST
 from replication.storage.postgres.truncations import get_reused, put_reused
 from replication.streams.horizon import WAITS, Holder, SequenceHorizon, SequenceSnapshot
@@ -33,11 +37,12 @@ if TYPE_CHECKING:
 
 WATCH_SETTINGS: Final[Mapping[str, str]] = {
     "default_transaction_isolation": "read committed",  # a snapshot for each statement
-    "lock_timeout": "2s",  # a transaction that locks the sequence itself for longer becomes an error
+    "lock_timeout": "2s",  # a transaction that locks the sequence itself for longer is found
 }
 BLOCKERS_AFTER: Final = 1.0  # seconds of waiting after which ``blockers`` are named
 CHECK_EVERY: Final = 30.0  # seconds between two checks for rows that no follower receives
 RUN_LENGTH: Final = 1000  # IDs: one poll follows at most so many committed ones
+LOCKED_RETRY: Final = 1.0  # seconds between two looks at sequences that are locked
 COMMITTED_RETRY: Final = 1.0  # seconds until committed rows are read again after a table was locked
 
 # The last value of each sequence.  If one differs from the last poll, also the poll's transaction ID, assigned after
@@ -76,15 +81,6 @@ HOLDERS: Final = (
 # A commit that is flushed, with all earlier allocations: neither an allocation nor a rollback flushes the log.
 FLUSH: Final = "SELECT pg_logical_emit_message(true, 'replication', '')"
 NAMELESS: Final = "/0"  # the end of a virtual transaction that has no name for a moment
-_SINCE: Final = """' since ' || to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"')"""
-BLOCKERS: Final = (
-    "SELECT pid::text, 'session ' || pid || coalesce(' of ' || usename, '') || coalesce(' (' || nullif("
-    f"application_name, '') || ')', '') || coalesce({_SINCE.format('xact_start')}, '') "
-    "FROM pg_stat_activity WHERE pid = ANY(%s) UNION ALL "
-    f"SELECT virtualtransaction, 'prepared transaction ' || quote_literal(gid) || {_SINCE.format('prepared')} "
-    "FROM pg_prepared_xacts JOIN pg_locks ON transactionid = transaction AND locktype = 'transactionid' "
-    "WHERE pid IS NULL AND virtualtransaction = ANY(%s) ORDER BY 2"
-)
 
 
 class _Watched:
@@ -95,7 +91,7 @@ class _Watched:
 
     ``files`` are those of the sequence and of the tables, None before the first poll.  ``options`` are the sequence's.
     If its file has changed, it is ``unchecked`` until these were checked; ``unfit`` is why it cannot be used.
-    ``other`` is the sequence that the ID column has instead, if any.
+    ``other`` is the sequence that the ID column has instead, if any.  ``locked``: why the sequence cannot be read now.
 
     After TRUNCATE … RESTART IDENTITY, ``reused`` is the ID up to which IDs were published and may have been allocated
     again; else 0.  ``stored_reused`` is what the database has of it.  ``has_reused``: rows have such IDs, so the
@@ -117,6 +113,7 @@ class _Watched:
         self.unchecked = False
         self.unfit: str | None = None
         self.other: str | None = None
+        self.locked: str | None = None
         self.emptied_in = -1  # the number of the poll that found another file of a table
         self.reused = self.stored_reused = Token(0)
         self.has_reused = False
@@ -170,6 +167,7 @@ class PostgresWatch:
         self._watched = [_Watched(each) for each in tables]
         self._sources = [name for each in self._watched for name in each.sources]
         self._sequences = _array([each.sequence for each in self._watched])
+        self._locked_at = 0.0  # when locked sequences were looked for
         self._tables = _array(self._sources)
         self._polls = 0
         self._polled_in = 0  # the number of the session
@@ -189,7 +187,9 @@ class PostgresWatch:
         now = self._now()
         self._find_truncated(last_values, *files, checks=now >= self._check_at)
         active = [
-            (each, last) for each, last in zip(self._watched, last_values, strict=True) if not each.is_at_rest(last)
+            (each, last)
+            for each, last in zip(self._watched, last_values, strict=True)
+            if each.locked is None and not each.is_at_rest(last)
         ]
         if active:
             by_table = dict(zip(self._sources, assigned_first, strict=True))
@@ -213,14 +213,26 @@ class PostgresWatch:
         return {each.stream: each.state for each in self._watched}
 
     def _read(self) -> list[list[tuple[Any, ...]]]:
+        locked = [each for each in self._watched if each.locked is not None]
+        if locked and self._now() >= self._locked_at + LOCKED_RETRY:
+            self._find_locked(locked)
         while True:
             known = [
-                "NULL" if each.missing or each.horizon.last_value is None else str(each.horizon.last_value)
+                "NULL"
+                if each.missing or each.locked is not None or each.horizon.last_value is None
+                else str(each.horizon.last_value)
                 for each in self._watched
             ]
-            answers = self.session.run_in_turn(
-                (LAST_VALUES, (f"{{{','.join(known)}}}", self._tables, self._sequences)), (IN_PROGRESS, (self._tables,))
-            )
+            try:
+                answers = self.session.run_in_turn(
+                    (LAST_VALUES, (f"{{{','.join(known)}}}", self._tables, self._sequences)),
+                    (IN_PROGRESS, (self._tables,)),
+                )
+            except StoreError as error:
+                readable = [each for each in self._watched if each.locked is None]
+                if not isinstance(error.__cause__, LockNotAvailable) or not self._find_locked(readable):
+                    raise
+                continue
             if self._polled_in == self.session.number:
                 return answers
             self._polled_in = self.session.number
@@ -228,6 +240,17 @@ class PostgresWatch:
                 each.horizon.reset()
                 each.horizon.settled = each.durable
                 each.logged.clear()
+
+    def _find_locked(self, watched: Sequence[_Watched]) -> bool:
+        """Find which of the sequences are locked, so that they are not read; the other streams do not wait."""
+        found = find_locked(self.session, [each.sequence for each in watched])
+        for each in watched:
+            each.locked = found.get(each.sequence)
+            if each.locked is not None:
+                each.state = replace(each.state, error=each.locked)
+        self._sequences = _array([None if each.locked else each.sequence for each in self._watched])
+        self._locked_at = self._now()
+        return bool(found)
 
     def _find_truncated(
         self,
@@ -248,6 +271,8 @@ class PostgresWatch:
         files, changed = iter(table_files), [each for each in self._watched if each.missing]
         for each, last, sequence_file in zip(self._watched, last_values, sequence_files, strict=True):
             found = sequence_file, [next(files) for _ in each.sources]
+            if each.locked is not None:
+                continue  # what its transaction has changed is found after it has ended
             restarted, has_new_file = each.find_restart(found, self._polls)
             if restarted or has_new_file:
                 changed.append(each)
@@ -407,7 +432,7 @@ class PostgresWatch:
         if horizon.blockers and waits >= BLOCKERS_AFTER:
             sessions = [each.session for each in horizon.blockers if each.session is not None]
             prepared = [each.transaction for each in horizon.blockers if each.session is None]
-            blockers = [text for _, text in self.session.ask(BLOCKERS, (sessions, prepared))]
+            blockers = [*name_blockers(self.session, sessions, prepared).values()]
         error = f"there is no sequence {watched.sequence}, or no reading it" if watched.missing else watched.unfit
         if watched.other is not None:
             error = _other_sequence(watched, watched.other)
@@ -456,7 +481,7 @@ def _end_of_run(sequence: str, horizon: SequenceHorizon, has_rows: Sequence[str]
     )
 
 
-def _array(names: Iterable[str]) -> str:
+def _array(names: Iterable[str | None]) -> str:
     """Return text[] as SQL has it; the driver would make it anew at each poll."""
-    escaped = [name.replace("\\", "\\\\").replace('"', '\\"') for name in names]
-    return "{" + ",".join(f'"{each}"' for each in escaped) + "}"
+    escaped = [each if each is None else each.replace("\\", "\\\\").replace('"', '\\"') for each in names]
+    return "{" + ",".join("NULL" if each is None else f'"{each}"' for each in escaped) + "}"

@@ -45,6 +45,15 @@ class CheckTests(OnPostgres, SynchronousTestCase):
         self.sql(warning.partition(", then ")[2])
         self.assertEqual(self.warnings(), [])
 
+    def test_a_sequence_with_steps_is_reported(self) -> None:
+        """An object-relational mapper gives the IDs between them, also below published ones."""
+        self.sql("CREATE SEQUENCE steps INCREMENT 50; ALTER TABLE events ALTER id SET DEFAULT nextval('steps')")
+        self.warnings()
+        (warning,) = [each for each in self.store.warnings if "in steps of 50" in each]
+        self.sql(warning.rpartition(", and ")[2])
+        self.warnings()
+        self.assertFalse([each for each in self.store.warnings if "in steps" in each])
+
     def test_a_table_that_a_crash_empties_is_reported(self) -> None:
         self.sql("ALTER TABLE events SET UNLOGGED")
         warning = self.only_warning()
