@@ -302,6 +302,21 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.assertEqual(self.pump.wait(removed.stream("orders").append([["four"]])), [4])
         self.assertEqual(self.sent_of_removed(a), [])
 
+    def test_f17_a_removed_writer_is_listed_before_its_name_is_taken_over(self) -> None:
+        """Otherwise followers log that no process knows it, and a cure that deletes its facts."""
+        removed, reservation = self.removed_writer()
+        self.end_sessions_of(removed)
+        a = self.remaining()
+        self.start(a)
+        states = []
+        for polls in (0, 1 + ENDED_AFTER):
+            self.poll(a, polls)
+            (status,) = a.served.stream_statuses("orders")
+            states.append([(each.instance, each.state) for each in status.writers])
+        self.assertEqual(states, [[(A, "writing"), ("removed", state)] for state in ("elsewhere", "former")])
+        with self.assertRaisesRegex(StoreError, "taken over the name 'removed'"):
+            self.pump.wait(reservation.__aexit__(None, None, None))
+
     def left(self, *streams: StreamDefinition | str) -> Master:
         """Return a master that has written ``orders``, and then was started again with other ``streams``."""
         before = self.make_master("removed")
