@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from replication.errors import StoreError, is_temporary
 from replication.storage.tables.histories import get_timeline
@@ -16,20 +17,28 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import IStreamStore
     from replication.wire.grammar import InstanceName, StreamName, Token
 
+EMPTY: Final[Mapping[StreamName, Token]] = MappingProxyType({})
+
 
 async def begin_epochs(
-    store: IStreamStore, writer: InstanceName, starts: Mapping[StreamName, Token], own: Container[StreamName] = ()
+    store: IStreamStore,
+    writer: InstanceName,
+    starts: Mapping[StreamName, Token],
+    own: Container[StreamName] = (),
+    reached: Mapping[StreamName, Token] = EMPTY,
 ) -> None:
     """Store a new epoch of each stream: all facts that ``writer`` writes from now on are above its start.
 
     Only a loss, or the retention, takes facts out of the streams ``own``: so a follower that has more facts than the
-    writer has lost ones.  An application may also delete rows of the others: there, only a failover is suspicious.
+    writer has lost ones.  An application may also delete rows of the others: there, only a failover is suspicious, and
+    a start above what the writer itself has ``reached``: another one may have written there since a restore.
     """
     stored, former, histories = await store.stored_positions(), await store.histories(writer), {}
     timeline = await _timeline(store) if any(stream not in own for stream in starts) else ""
     for stream, start in starts.items():
         settled = min(start, stored.get(stream, {}).get(writer, INITIAL_POSITION))
-        state = f".{secrets.token_hex(4)}" if stream in own else timeline
+        ahead = timeline and start > reached.get(stream, start)
+        state = f".{secrets.token_hex(4)}" if stream in own or ahead else timeline
         epoch = Epoch(f"{secrets.token_hex(4)}{state}", settled, start)
         histories[stream] = begin_epoch(former.get(stream, ()), epoch)
     await store.store_histories(writer, histories)

@@ -166,11 +166,15 @@ class ExternalWriters:
         """
         stored = await self._store.stored_positions()
         starts: dict[StreamName, Token] = {}
+        reached: dict[StreamName, Token] = {}  # without the rows of other writers
         for stream, horizon in horizons.items():
             positions = stored.get(stream, {})
             known = [positions.get(each, INITIAL_POSITION) for each in (self._instance_name, NO_WRITER)]
             starts[stream] = min(horizon, max(await self._store.last_row(stream), *known))
-        await begin_epochs(self._store, self._instance_name, starts)
+            if starts[stream] > known[0] and self._streams[stream].definition.names_writers:
+                found = await self._store.positions(stream)
+                reached[stream] = found.get(self._instance_name, INITIAL_POSITION)
+        await begin_epochs(self._store, self._instance_name, starts, reached=reached)
         ahead = [Write(each, self._instance_name, horizons[each]) for each in starts if starts[each] < horizons[each]]
         if ahead:
             await self._store.transaction().commit(ahead)

@@ -146,6 +146,10 @@ class FormerWriters:
         """Return the position of each former writer of a stream, as the last refresh found it."""
         return self._positions.get(stream, {})
 
+    def claimed(self, stream: StreamName) -> Collection[InstanceName]:
+        """Return the names that may become former writers of a stream: they are claimed, perhaps without a process."""
+        return self._claimed.get(stream, {}).keys()
+
     async def refresh(self) -> None:
         """Read which former writers run now: stop or begin to publish their positions.
 

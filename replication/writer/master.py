@@ -258,6 +258,7 @@ class Master:
             await self.store.claim(self.instance_name)
             starts: dict[StreamName, Token] = {}
             own_places: dict[StreamName, Token] = {}  # the largest positions that this process may have published
+            reached: dict[StreamName, Token] = {}  # where its own rows and stored positions end
             written: set[StreamName] = set()  # earlier or now, in the name of this process
             # One that counts up may have its rows in the same table as one that counts down, which the store must know.
             definitions = sorted(self.registry, key=lambda each: not each.negative)
@@ -275,6 +276,7 @@ class Master:
                     start = max([starts.get(definition.generator, INITIAL_POSITION), *found.values()])
                     starts[definition.generator] = start
                     own = [found[each] for each in (self.instance_name, NO_WRITER) if each in found]
+                    reached[definition.name] = found.get(self.instance_name, INITIAL_POSITION)
                     place = max([own_places.get(definition.generator, INITIAL_POSITION), *own])
                     own_places[definition.generator] = place
             for definition in self.registry:
@@ -291,7 +293,7 @@ class Master:
             await self._external.begin(self._streams.values())
             forgetful = {each.name for each in self.registry if each.may_forget}
             await forget_lost_marks(self.store, self.instance_name, forgetful)
-            await begin_epochs(self.store, self.instance_name, self._epoch_starts(own_places), forgetful)
+            await begin_epochs(self.store, self.instance_name, self._epoch_starts(own_places), forgetful, reached)
             await self._positions.start()
         except Exception as error:  # noqa: BLE001 (every caller of start() receives it)
             await self._external.end()

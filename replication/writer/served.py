@@ -212,11 +212,12 @@ class WrittenStreams:
         ours = WriterStatus(self.instance_name, ids.settled, writer.published, word, error, gone=gone)
         # Not ``of_former``: above the stored position there is no epoch, by which a reader knows that it was raised.
         former, found = self._positions.former.of(name), self._positions.of_writers(writer)
+        known = {*former, *self._positions.former.claimed(name)}  # also one whose name is not taken over yet
         found |= {instance: position for instance, position in former.items() if instance not in found}
         others = [
             WriterStatus(instance, position, position, state="former" if instance in former else "elsewhere")
             for instance, position in found.items()
-            if instance != self.instance_name and (instance in former or writer.definition.written_by(instance))
+            if instance != self.instance_name and (instance in known or writer.definition.written_by(instance))
         ]
         log = writer.outgoing.memory_log
         return StreamStatus(

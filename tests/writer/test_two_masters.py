@@ -12,7 +12,7 @@ from replication.errors import NotAWriterError, StoppingError, StoreError
 from replication.storage.postgres.holder import HOLDER_KEY
 from replication.storage.postgres.ids import END_SESSIONS
 from replication.storage.postgres.store import PostgresStore
-from replication.streams.definitions import StreamDefinition
+from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.streams.positions import MultiWriterToken
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.former_writers import ENDED_AFTER
@@ -86,6 +86,28 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.pump.wait(self.a._positions.poll())
         self.assertEqual(one.published, 3, "where the other master is, once it is stored")
         wire.lose()
+
+    def test_an_epoch_that_begins_above_the_own_facts_has_another_state(self) -> None:
+        """The other master may have written there since a restore that lost facts of this one."""
+        self.sql("CREATE TABLE joined (id bigint, writer text, name text)")
+        table = SourceTable(table="joined", row=("name",), id_column="id", instance_column="writer")
+        a, b = (
+            self.make_master(name, streams=[StreamDefinition("joined", row=("name",), tables=(table,))])
+            for name in "ab"
+        )
+
+        async def write(master: Master) -> None:
+            async with master.stream("joined").reserve() as fact:
+                await fact.execute("INSERT INTO joined VALUES (%s, %s, 'x')", [fact.token, master.instance_name])
+
+        self.pump.wait(b.start())
+        self.pump.wait(write(b))
+        self.pump.wait(a.start())
+        names = [
+            self.pump.wait(a.store.history(StreamName("joined"), writer))[-1].name.partition(".")[2]
+            for writer in (B, A)
+        ]
+        self.assertEqual((names[0], names[1] != names[0]), ("00000001", True))
 
     def test_the_position_of_the_idle_master_follows_the_other(self) -> None:
         one, two = self.start(self.a), self.start(self.b)
@@ -301,6 +323,21 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.poll(a, 2 * ENDED_AFTER)
         self.assertEqual(self.pump.wait(removed.stream("orders").append([["four"]])), [4])
         self.assertEqual(self.sent_of_removed(a), [])
+
+    def test_f17_a_removed_writer_is_listed_before_its_name_is_taken_over(self) -> None:
+        """Otherwise followers log that no process knows it, and a cure that deletes its facts."""
+        removed, reservation = self.removed_writer()
+        self.end_sessions_of(removed)
+        a = self.remaining()
+        self.start(a)
+        states = []
+        for polls in (0, 1 + ENDED_AFTER):
+            self.poll(a, polls)
+            (status,) = a.served.stream_statuses("orders")
+            states.append([(each.instance, each.state) for each in status.writers])
+        self.assertEqual(states, [[(A, "writing"), ("removed", state)] for state in ("elsewhere", "former")])
+        with self.assertRaisesRegex(StoreError, "taken over the name 'removed'"):
+            self.pump.wait(reservation.__aexit__(None, None, None))
 
     def left(self, *streams: StreamDefinition | str) -> Master:
         """Return a master that has written ``orders``, and then was started again with other ``streams``."""
