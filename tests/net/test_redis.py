@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import LocalProtocolError
 from replication.net.redis import (
     COLLECT,
+    ECHO_TIMEOUT,
     GIVE_UP_AFTER,
     MAX_DELAY,
     MAX_JITTER,
@@ -203,6 +204,20 @@ class ReconnectTests(LinkCase):
             self.net.cut()
             self.net.run(1.0)
         self.assertLess(len(self.redis.published), 45)
+
+    def test_a_subscription_that_stays_at_another_redis_after_a_failover_is_made_again(self) -> None:
+        """The name of Redis leads to the new one, and the old one lives, so it answers each PING."""
+        self.start()
+        old, new = self.redis, FakeRedis(ORDERS)
+        self.net.serving[PORT] = new
+        self.net.run(REQUEST_INTERVAL)
+        with logged() as lines:
+            self.link.request_positions()
+            self.net.run(ECHO_TIMEOUT + 5)
+        self.assertIn("it did not arrive at the subscription", lines[0])
+        self.assertEqual((old.clients, len(new.clients), self.link.state), ([], 1, "following"))
+        self.net.run(3600.0)
+        self.assertEqual(self.link.connections, 2)
 
     def test_delays_are_short_again_after_a_stable_connection(self) -> None:
         self.start()
