@@ -241,7 +241,7 @@ class ErrorTests(LinkCase):
         self.redis.password = b"right"
         text = self.report_of(f"redis://user:wr%2Fong@127.0.0.1:{PORT}/3")
         self.assertIn("WRONGPASS", text)
-        self.assertIn("redis_password_file", text)
+        self.assertIn("redis_password_file; a worker reads them at its start only", text)
         self.assertNotIn("wr", text.replace("wrong", ""))
         self.assertIn([b"AUTH", b"user", b"wr/ong"], self.redis.sent)
 
