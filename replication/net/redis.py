@@ -56,6 +56,7 @@ PING_AFTER: Final = 30.0
 GIVE_UP_AFTER: Final = 60.0  # of silence
 COLLECT: Final = 1.0  # after the first POSITION: the other processes answer REPLICATE meanwhile
 NO_POSITION: Final = 10.0  # without any POSITION, the server name may be wrong
+ECHO_TIMEOUT: Final = 30.0  # until a REPLICATE that Redis has confirmed arrives at the subscription
 REQUEST_INTERVAL: Final = 60.0  # between REPLICATEs, except at a new connection: each process answers with a volley
 
 _IN_MEMORY: Final = {each.name for each in (TYPING, PRESENCE_FEDERATION, FEDERATION)}  # they begin at 0 again
@@ -73,6 +74,8 @@ class RedisPeer(RedisConnection):
         self.address = self.last_command = ""
         self.subscribed = self._ended = False
         self._timer: IDelayedCall | None = None
+        self._echo_timer: IDelayedCall | None = None
+        self._echoed = False  # whether a REPLICATE has arrived since ``publishing``
 
     def connectionMade(self) -> None:
         """Log in and subscribe."""
@@ -100,16 +103,39 @@ class RedisPeer(RedisConnection):
                 return
             elif type(reply) is list and reply[:1] == [b"subscribe"]:
                 self._confirm()
+        if not self._echoed and _REPLICATE in messages:
+            self.publishing()
+            self._echoed = True
         if messages and not self._ended:
             self._client.messages_received(self, messages)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         super().connectionLost(reason)
+        self.publishing()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._ended = True
         self._client.peer_disconnected(self)
+
+    def publishing(self) -> None:
+        """Forget the REPLICATE before the one that is published now."""
+        self._echoed = False
+        timer, self._echo_timer = self._echo_timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
+
+    def published(self, _: int) -> None:
+        """Close unless the REPLICATE that Redis has confirmed arrives here, too.
+
+        After a failover, a proxy or a service may connect to another Redis, while the subscribed connection stays.
+        """
+        if not self._ended and not self._echoed:
+            text = (
+                "Redis has confirmed REPLICATE, and it did not arrive at the subscription: "
+                "that is at another Redis, perhaps since a failover; connecting again"
+            )
+            self._echo_timer = self._clock.callLater(ECHO_TIMEOUT, self.fail, Fault(text, "redis error"))
 
     def fail(self, fault: Fault) -> None:
         """Close because of ``fault``."""
@@ -352,6 +378,9 @@ class RedisClient(Factory):
         self._published_at = self._reactor.seconds()
         self.published += 1
         publishing = self._publishing = publish(self._reactor, self.place, self.channel, _REPLICATE)
+        if self.peer is not None:
+            self.peer.publishing()
+            publishing.addCallback(self.peer.published)
         publishing.addErrback(self._publish_failed, self.peer)
 
         def done(_: object) -> None:

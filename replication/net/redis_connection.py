@@ -40,9 +40,10 @@ DEFAULT_PORT: Final = 6379
 _PERMISSIONS: Final = (
     "ACL SETUSER NAME on '>PASSWORD' resetchannels '&{channel}' -@all +subscribe +publish +ping '+pubsub|numsub'"
 )
+_READ_ONCE: Final = "; a worker reads them at its start only"
 _CURES: Final = {
-    "WRONGPASS": "check the user and the password in connect, or the file redis_password_file",
-    "invalid password": "check the password in connect, or the file redis_password_file",
+    "WRONGPASS": f"check the user and the password in connect, or the file redis_password_file{_READ_ONCE}",
+    "invalid password": f"check the password in connect, or the file redis_password_file{_READ_ONCE}",
     "NOAUTH": "Redis requires a password: give redis://user:password@host:port, or redis_password_file",
     "NOPERM": f"the Redis user lacks a permission: {_PERMISSIONS}",
     "without any password configured": "this Redis has no password: remove it from connect and redis_password_file",

@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import LocalProtocolError
 from replication.net.redis import (
     COLLECT,
+    ECHO_TIMEOUT,
     GIVE_UP_AFTER,
     MAX_DELAY,
     MAX_JITTER,
@@ -204,6 +205,20 @@ class ReconnectTests(LinkCase):
             self.net.run(1.0)
         self.assertLess(len(self.redis.published), 45)
 
+    def test_a_subscription_that_stays_at_another_redis_after_a_failover_is_made_again(self) -> None:
+        """The name of Redis leads to the new one, and the old one lives, so it answers each PING."""
+        self.start()
+        old, new = self.redis, FakeRedis(ORDERS)
+        self.net.serving[PORT] = new
+        self.net.run(REQUEST_INTERVAL)
+        with logged() as lines:
+            self.link.request_positions()
+            self.net.run(ECHO_TIMEOUT + 5)
+        self.assertIn("it did not arrive at the subscription", lines[0])
+        self.assertEqual((old.clients, len(new.clients), self.link.state), ([], 1, "following"))
+        self.net.run(3600.0)
+        self.assertEqual(self.link.connections, 2)
+
     def test_delays_are_short_again_after_a_stable_connection(self) -> None:
         self.start()
         for _ in range(6):
@@ -226,7 +241,7 @@ class ErrorTests(LinkCase):
         self.redis.password = b"right"
         text = self.report_of(f"redis://user:wr%2Fong@127.0.0.1:{PORT}/3")
         self.assertIn("WRONGPASS", text)
-        self.assertIn("redis_password_file", text)
+        self.assertIn("redis_password_file; a worker reads them at its start only", text)
         self.assertNotIn("wr", text.replace("wrong", ""))
         self.assertIn([b"AUTH", b"user", b"wr/ong"], self.redis.sent)
 
