@@ -48,6 +48,10 @@ SESSION: Final = {
 }
 
 
+_CRASHED: Final = "Python worker exited unexpectedly"  # how Spark begins the error
+_CURE: Final = "if memory ran out, use fewer cores, such as --master local[1]; finished ranges are kept: run it again"
+
+
 def replay(
     spark: SparkSession,
     database: str,
@@ -107,13 +111,16 @@ def do_tasks(spark: SparkSession, tasks: Sequence[Task]) -> list[bytes]:
             gc.freeze()  # else the garbage collection after each task walks all imported modules
             yield pa.RecordBatch.from_pydict({"receipt": receipts})
 
-    from pyspark.errors import PySparkException  # noqa: PLC0415 (an extra)
+    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415 (an extra)
+    from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    numbers = spark.range(0, len(tasks), 1, len(tasks))
     try:
+        numbers = spark.range(0, len(tasks), 1, len(tasks))
         return [row.receipt.encode() for row in numbers.mapInArrow(work, "receipt string").collect()]
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise StoreError(_cause(str(error))) from error
+    except (Py4JError, ConnectionError) as error:
+        raise StoreError(f"Spark's Java process has ended: {_CURE}") from error
 
 
 def _cause(text: str) -> str:
@@ -122,11 +129,19 @@ def _cause(text: str) -> str:
     for kind, why in reversed(errors):
         if kind.startswith("replication.errors."):
             return why
+    if _CRASHED in text:
+        return f"the system has ended a Python process of Spark: {_CURE}"
     if not errors:
-        return text
+        return _cause_in_java(text)
     kind, why = errors[-1]
     cure = "; install it on that machine, or ship it with --py-files" if kind == "ModuleNotFoundError" else ""
     return f"a Spark worker failed: {kind}: {why}{cure}"
+
+
+def _cause_in_java(text: str) -> str:
+    """Return the innermost error of Java that has a text, without the tracebacks."""
+    errors: list[str] = re.findall(r"^(?:: |Caused by: )([\w.$]+: .*)$", text, re.MULTILINE)
+    return f"Spark failed: {errors[-1]}" if errors else text
 
 
 def has_spark() -> bool:
@@ -238,9 +253,11 @@ def _stopping(session: SparkSession, on_interrupt: Any) -> Iterator[None]:
     loggers = [logging.getLogger(), logging.getLogger("py4j.clientserver")]
     for each in loggers:
         each.addFilter(_is_no_interrupt)
+    failed = False
     try:
         yield
     except Exception as error:
+        failed = True
         if pending:  # py4j has made its own error of the interrupt
             raise KeyboardInterrupt from error
         raise
@@ -249,7 +266,7 @@ def _stopping(session: SparkSession, on_interrupt: Any) -> Iterator[None]:
         try:
             session.stop()
         except Exception:
-            if not pending:  # else the interrupt has cut off a call to Java
+            if not pending and not failed:  # else an interrupt, or what the block has failed of, has ended Java
                 raise
         for each in loggers:
             each.removeFilter(_is_no_interrupt)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+
+pytest.importorskip("py4j")
+
+from py4j.protocol import Py4JNetworkError
 
 from replication.errors import ConfigError, StoreError
 from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process, start_run
@@ -61,6 +67,43 @@ def test_a_task_that_keeps_failing_is_an_error_of_one_line(spark: Any, database:
     assert not (tmp_path / "out/manifest.json").exists()
 
 
+def test_a_killed_python_process_is_an_error_of_one_line(spark: Any) -> None:
+    with pytest.raises(StoreError, match=r"^the system has ended a Python process of Spark: if memory ran out.*again$"):
+        do_tasks(spark, [Killed()])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError()])
+def test_a_killed_java_process_is_an_error_of_one_line(error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    with pytest.raises(StoreError, match=r"^Spark's Java process has ended: if memory ran out.*again$"):
+        do_tasks(SimpleNamespace(range=fail), [Killed()])  # type: ignore[list-item]
+
+
+def test_an_error_of_the_block_is_not_replaced_by_one_of_the_end_of_the_session() -> None:
+    def stop() -> None:
+        raise ConnectionRefusedError
+
+    session: Any = SimpleNamespace(stop=stop)
+    with pytest.raises(StoreError, match=r"^the first$"), job._stopping(session, signal.default_int_handler):
+        raise StoreError("the first")
+    with pytest.raises(ConnectionRefusedError), job._stopping(session, signal.default_int_handler):
+        pass
+
+
+def test_of_an_error_of_java_the_cause_is_shown() -> None:
+    text = """An error occurred while calling o51.collectToPython.
+: org.apache.spark.SparkException: Job aborted
+\tat org.apache.spark.Some.where(Some.scala:1)
+Caused by: java.io.IOException: No space left on device
+\t... 21 more
+Caused by: java.io.EOFException
+"""
+    assert job._cause(text) == "Spark failed: java.io.IOException: No space left on device"
+    assert job._cause("no traceback") == "no traceback"
+
+
 def test_a_run_without_tasks_needs_no_spark(database: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     run_in_process(ReplayRequest(database, out, options=SegmentOptions(40)))
@@ -71,6 +114,14 @@ def test_a_missing_module_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(job, "NEEDED", ("sys", "no_such_module"))
     with pytest.raises(ConfigError, match=r"^replay needs no_such_module: pip install 'twisted-replication\[spark\]'"):
         job.check_installed()
+
+
+class Killed:
+    """A task that ends like one that the system kills because memory has run out."""
+
+    def do(self) -> bytes:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return b""
 
 
 class FailsOnce:
