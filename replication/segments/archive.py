@@ -47,7 +47,7 @@ class Archive:
         self._chains: dict[tuple[StreamName, InstanceName], list[Segment]] = {}
         self._cursors: dict[tuple[StreamName, InstanceName], _SegmentCursor] = {}
         self._checked: dict[Segment, tuple[object, str | None]] = {}  # checked files: stamp and fault
-        self._histories: tuple[object, Histories] = None, {}  # with the stamp of their file
+        self._histories: tuple[object, Histories] = None, {}  # with the stamps of manifest and file
 
     def page(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``ICatchUp.facts`` does; it ends with the segment at the latest.
@@ -83,8 +83,8 @@ class Archive:
         """
         self._refresh()
         stamp = self._folder.stamp(HISTORIES)
-        if stamp is None or stamp != self._histories[0]:
-            self._histories = stamp, stored_histories(self._folder, self._manifest)
+        if stamp is None or (self._stamp, stamp) != self._histories[0]:
+            self._histories = (self._stamp, stamp), stored_histories(self._folder, self._manifest)
         found = self._histories[1].get((stream, writer), ())
         return () if is_of_tables(found) else found
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import msgspec
 
 from replication.errors import StoreError
 from replication.segments.folders import read_index, write_index
-from replication.segments.manifest import NOT_DECODED, WORK
+from replication.segments.manifest import NOT_DECODED, WORK, write_manifest
 from replication.storage.tables.histories import ALL, EXISTS
 from replication.streams.history import certain_position, encode_history, read_history
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from replication.segments.databases import Database
     from replication.segments.folders import Folder
-    from replication.segments.manifest import Manifest
+    from replication.segments.manifest import Manifest, Segment
     from replication.segments.run import StreamRange
     from replication.streams.history import History
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 HISTORIES: Final = "histories.json"
 CURE: Final = "if this folder is a copy, copy it again; else restore the file, or write to another folder"
+KEPT: Final = 100  # checksums of former histories in a manifest; a copy may have one of these histories
 TABLES: Final = "tables "  # begins the name of an epoch that stands for the tables of another program
 
 
@@ -82,7 +85,31 @@ def check_histories(
     found = {**{key: known[key] for key in chains if key in known}, **histories}
     if found != known:
         folder.remove(WORK)
-        write_index(folder, HISTORIES, _encode(found))
+        content = _encode(found)
+        if manifest.has_histories:  # first, so that it lists the histories beside it whenever the run is killed
+            former = manifest.of_histories or [_checksum(read_index(folder, HISTORIES))]
+            write_manifest(folder, _beside(manifest, [*former, _checksum(content)]))
+        write_index(folder, HISTORIES, content)
+
+
+def extend_manifest(folder: Folder, manifest: Manifest, new: Sequence[Segment]) -> Manifest:
+    """Return the manifest with new segments, beside the histories that ``check_histories`` has stored."""
+    extended = attrs.evolve(manifest, segments=[*manifest.segments, *new])
+    if folder.size(HISTORIES) is None:
+        return attrs.evolve(extended, has_histories=False)
+    try:
+        return _beside(extended, [*manifest.of_histories, _checksum(read_index(folder, HISTORIES))])
+    except OSError as error:
+        raise StoreError(f"{folder.url}/{HISTORIES} cannot be read: {error.strerror or error}") from error
+
+
+def _beside(manifest: Manifest, checksums: Iterable[str]) -> Manifest:
+    known = [*dict.fromkeys(reversed([*checksums]))]  # each once, where it came last
+    return attrs.evolve(manifest, has_histories=True, of_histories=[*reversed(known[:KEPT])])
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def check_unchanged(database: Database, part: StreamRange, planned: Sequence[History]) -> None:
@@ -119,7 +146,8 @@ def is_of_tables(history: History) -> bool:
 def stored_histories(folder: Folder, manifest: Manifest) -> Histories:
     """Return the histories in a folder; none in one of version 0.1.
 
-    StoreError if they cannot be read, or if the manifest has been written with histories, and they are missing.
+    StoreError if they cannot be read, or if the manifest has been written with histories, and they are missing or
+    of other segments.
     """
     if folder.size(HISTORIES) is None:
         if manifest.has_histories:
@@ -128,7 +156,13 @@ def stored_histories(folder: Folder, manifest: Manifest) -> Histories:
             )
         return {}
     try:
-        rows = msgspec.json.decode(read_index(folder, HISTORIES), type=list[tuple[str, str, str]])
-        return {(StreamName(stream), InstanceName(writer)): read_history(text) for stream, writer, text in rows}
+        content = read_index(folder, HISTORIES)
+        rows = msgspec.json.decode(content, type=list[tuple[str, str, str]])
+        found = {(StreamName(stream), InstanceName(writer)): read_history(text) for stream, writer, text in rows}
     except (OSError, *NOT_DECODED) as error:
         raise StoreError(f"{folder.url}/{HISTORIES} cannot be read: {error}: {CURE}") from error
+    if manifest.of_histories and _checksum(content) not in manifest.of_histories:
+        raise StoreError(
+            f"{folder.url}/{HISTORIES} is of other segments than the manifest, which may have lost facts: {CURE}"
+        )
+    return found

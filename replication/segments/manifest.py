@@ -154,10 +154,13 @@ class Manifest:
     """The segments that count, sorted by stream, instance and token.
 
     ``has_histories``: the folder must have ``histories.json``; an older version wrote no such key.
+    ``of_histories``: SHA-256 of that file, as runs over these segments have written it, the newest last.  Any of them
+    is right, because what a writer's history adds later only makes less of the segments valid.  Empty: not checked.
     """
 
     segments: Sequence[Segment] = attrs.field(default=(), converter=_in_order)
     has_histories: bool = False
+    of_histories: Sequence[str] = ()
 
     def chains(self) -> dict[tuple[StreamName, InstanceName], list[Segment]]:
         """Return the segments of each stream and instance."""
@@ -193,6 +196,8 @@ class Manifest:
         """Return the file's content: JSON, one line for each segment."""
         lines = ",\n".join([grammar.encode_row(each.to_json()) for each in self.segments])
         histories = ',"histories":true' if self.has_histories else ""
+        if self.of_histories:
+            histories += f',"histories_sha256":{grammar.encode_row(self.of_histories)}'
         return f'{{"version":{VERSION}{histories},"segments":[\n{lines}\n]}}\n'.encode()
 
 
@@ -203,6 +208,7 @@ class _Version(msgspec.Struct):
 class _Content(msgspec.Struct):
     segments: list[dict[str, Any]]
     histories: bool = False
+    histories_sha256: tuple[str, ...] = ()
 
 
 def read_manifest(folder: Folder) -> Manifest | None:
@@ -213,21 +219,21 @@ def read_manifest(folder: Folder) -> Manifest | None:
         return None
     except OSError as error:
         raise CatchUpError(f"{folder.url}/{MANIFEST}: {error.strerror or error}") from error
-    entries, segments, has_histories = list[dict[str, Any]](), list[Segment](), False
+    entries, segments = list[dict[str, Any]](), list[Segment]()
     try:
         content = msgspec.json.decode(text)
         if (version := msgspec.convert(content, _Version).version) != VERSION:
             cure = "update this package, or read another folder"
             raise CatchUpError(f"{folder.url}/{MANIFEST}: it has version {version}, not {VERSION}: {cure}")
         listed = msgspec.convert(content, _Content)
-        entries, has_histories = listed.segments, listed.histories
+        entries = listed.segments
         segments.extend(map(Segment.from_json, entries))
     except NOT_AN_ENTRY as error:
         where = f"segment {len(segments) + 1}: " if entries else ""
         raise CatchUpError(
             f"{folder.url}/{MANIFEST}: not a manifest of segments: {where}{error}: restore it from a copy"
         ) from error
-    return Manifest(segments, has_histories)
+    return Manifest(segments, listed.histories, listed.histories_sha256)
 
 
 def read_manifest_to_extend(folder: Folder) -> Manifest:

@@ -21,7 +21,7 @@ from replication.segments.compression import check_compression
 from replication.segments.databases import open_database, read_positions, resolve_url
 from replication.segments.folders import open_folder, read_index
 from replication.segments.foreign import foreign_positions, tables_history
-from replication.segments.histories import HISTORIES, check_histories, check_unchanged, read_histories, unstored
+from replication.segments.histories import check_histories, check_unchanged, extend_manifest, read_histories, unstored
 from replication.segments.kept import check_kept
 from replication.segments.manifest import (
     MANIFEST,
@@ -423,7 +423,7 @@ class Run:
     def finish(self, receipts: Iterable[bytes]) -> list[Segment]:
         """Move the segments into place, replace the manifest, and return the new segments."""
         new = [*self.done, *[segment for receipt in receipts for segment in self._read(receipt)]]
-        manifest = Manifest([*self.manifest.segments, *new], self._folder.size(HISTORIES) is not None)
+        manifest = extend_manifest(self._folder, self.manifest, new)
         if faults := manifest.faults():
             raise StoreError(f"{self._folder.url}: {faults[0]}; nothing was added")
         for each in new:

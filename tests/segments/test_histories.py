@@ -17,9 +17,9 @@ from replication.segments.folders import LocalFolder
 from replication.segments.histories import HISTORIES, check_histories, read_histories, stored_histories
 from replication.segments.manifest import WORK, Manifest, read_manifest, read_manifest_to_extend, write_manifest
 from replication.storage.tables.histories import CREATE
-from replication.streams.history import Epoch
+from replication.streams.history import Epoch, encode_history
 from replication.wire.grammar import InstanceName, Token
-from tests.segments.histories import MASTER, OTHER, STREAM, fact, write_database, write_folder, write_segment
+from tests.segments.histories import MASTER, OTHER, STREAM, fact, request, write_database, write_folder, write_segment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,6 +117,49 @@ def test_segments_are_not_trusted_once_their_histories_are_missing(folder: tuple
     assert [str(fault).partition(",")[0] for _, fault in verify(written) if fault] == [
         f"{written.url}/{HISTORIES} is missing"
     ]
+
+
+def test_a_copy_with_histories_of_other_segments_is_not_trusted(tmp_path: Path) -> None:
+    """The folder of a restored database is copied over an older copy, and the copy ends in the middle."""
+    former, restored = tmp_path / "former.db", tmp_path / "restored.db"
+    for path, facts, history in ((former, FACTS, [A]), (restored, FACTS[:4], [A, B])):
+        write_database(path, {MASTER: facts})
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(CREATE)
+            values = STREAM, MASTER, encode_history(history)
+            connection.execute("INSERT INTO stream_histories VALUES (?, ?, '', ?)", values)
+        run.run_in_process(request(f"sqlite:///{path}", tmp_path, out=path.stem))
+    copy = tmp_path / "former"
+    assert [*Archive(LocalFolder(copy)).history(STREAM, MASTER)] == [A]
+    archive = Archive(LocalFolder(copy))
+    archive.history(STREAM, MASTER)
+    (copy / HISTORIES).write_bytes((tmp_path / "restored" / HISTORIES).read_bytes())
+    for read in (archive, Archive(LocalFolder(copy))):
+        with pytest.raises(StoreError, match=r"histories\.json is of other segments.*: if this folder is a copy, copy"):
+            read.history(STREAM, MASTER)
+    assert [fault for _, fault in verify(LocalFolder(copy)) if fault]
+    with pytest.raises(StoreError, match="is of other segments"):
+        check_histories(LocalFolder(copy), read_manifest_to_extend(LocalFolder(copy)), of_master(A, B))
+
+
+def test_histories_that_go_on_are_trusted_beside_each_manifest_of_their_run(tmp_path: Path) -> None:
+    """A killed run has replaced the histories only; a copy may have the histories from before a run."""
+    database = write_database(tmp_path / "m.db", {MASTER: FACTS[:4]})
+    out, known = tmp_path / "out", list[bytes]()
+    for number, upto in enumerate([3, 5, 5]):
+        with closing(sqlite3.connect(tmp_path / "m.db")) as connection, connection:
+            connection.execute(CREATE)
+            history = encode_history([A, *[epoch(f"e{each}", 5) for each in range(number)]])
+            connection.execute("REPLACE INTO stream_histories VALUES (?, ?, '', ?)", (STREAM, MASTER, history))
+        with run.start_run(request(database, tmp_path, upto=upto)):
+            pass  # killed
+        if known:
+            assert [fault for _, fault in verify(LocalFolder(out)) if fault] == []
+        run.run_in_process(request(database, tmp_path, upto=upto))
+        known.append((out / HISTORIES).read_bytes())
+        for each in known:
+            (out / HISTORIES).write_bytes(each)
+            assert [fault for _, fault in verify(LocalFolder(out)) if fault] == []
 
 
 def test_the_chains_after_one_without_a_history_are_compared(tmp_path: Path) -> None:
