@@ -70,6 +70,7 @@ class LocalFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.url = str(self.path)
+        self._lock: int | None = None
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -79,6 +80,7 @@ class LocalFolder:
         """
         target = self.path / name
         with _store_errors(target):
+            self._check_lock()
             target.parent.mkdir(parents=True, exist_ok=True)
             written = target.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
             try:
@@ -120,6 +122,7 @@ class LocalFolder:
         """Rename a file; a file of the new name is replaced."""
         target = self.path / to
         with _store_errors(target):
+            self._check_lock()
             target.parent.mkdir(parents=True, exist_ok=True)
             (self.path / name).replace(target)
 
@@ -166,9 +169,19 @@ class LocalFolder:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise StoreError(f"{self.path}: another run writes here: wait for it, or stop it") from None
+                self._lock = lock
                 yield
             finally:
+                self._lock = None
                 os.close(lock)
+
+    def _check_lock(self) -> None:
+        """Raise StoreError if another folder has taken the place of the one that is locked."""
+        if self._lock is not None and not os.path.samestat(os.fstat(self._lock), self.path.stat()):
+            raise StoreError(
+                f"{self.path}: another folder has taken its place since the run began; nothing was added: run the "
+                "same command again"
+            )
 
 
 class RemoteFolder:

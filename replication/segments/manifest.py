@@ -140,6 +140,18 @@ def staged_name(work: str, instance: InstanceName, after: Token) -> str:
     return f"{work}/{instance_folder(instance)}/{after:020}"
 
 
+def move_staged(folder: Folder, staged: str, segment: Segment) -> None:
+    """Give a segment its name, unless an interrupted run has done it; StoreError if its file is lost."""
+    if folder.size(staged) is not None:
+        folder.move(staged, segment.name)
+    if (size := folder.size(segment.name)) != segment.stored_size:
+        what = "is missing" if size is None else f"has {size} bytes, not {segment.stored_size}"
+        raise StoreError(
+            f"{folder.url}/{segment.name} {what}: something else writes to this folder; no segment was added: run the "
+            "same command again, alone"
+        )
+
+
 _RANGE: Final = re.compile(r"[0-9]{20}-[0-9]{20}")  # of a segment, in its name
 _chain_of = attrgetter("stream", "instance")
 _place_of = attrgetter("stream", "instance", "after")

@@ -29,6 +29,7 @@ from replication.segments.manifest import (
     WORK,
     Manifest,
     Segment,
+    move_staged,
     read_manifest_to_extend,
     remove_leftovers,
     staged_name,
@@ -427,9 +428,7 @@ class Run:
         if faults := manifest.faults():
             raise StoreError(f"{self._folder.url}: {faults[0]}; nothing was added")
         for each in new:
-            staged = self._staged[each.name]
-            if self._folder.size(staged) is not None:  # else an interrupted run has moved it
-                self._folder.move(staged, each.name)
+            move_staged(self._folder, self._staged[each.name], each)
         self._folder.flush([each.name for each in new])
         if new or self._folder.size(MANIFEST) is None:
             write_manifest(self._folder, manifest)

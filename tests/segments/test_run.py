@@ -21,10 +21,7 @@ from replication.segments import run as runs
 from replication.segments.databases import open_database
 from replication.segments.files import verify
 from replication.segments.folders import LocalFolder
-from replication.segments.manifest import (
-    Segment,
-    read_manifest,
-)
+from replication.segments.manifest import MANIFEST, WORK, Segment, read_manifest
 from replication.segments.run import ReplayRequest, SegmentOptions, StreamRange, cut_ranges, run_in_process, start_run
 from replication.segments.tables import open_table
 from replication.storage.tables.histories import CREATE
@@ -98,6 +95,35 @@ def test_a_later_run_adds_segments_and_leaves_the_others(tmp_path: Path) -> None
     assert chain_lines(tmp_path / "out", OTHER) == live_lines([fact(1_000, "new here")], OTHER)
     chain = [each for each in second if each.instance == OTHER]
     assert (chain[0].after, chain[-1].upto) == (0, 1_000)
+
+
+def test_a_run_adds_nothing_to_a_folder_that_has_taken_the_place_of_its_own(database: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_in_process(request(database, tmp_path, out="other"))
+    before = contents(tmp_path / "other")
+    for begun in (False, True):
+        with start_run(request(database, tmp_path)) as run:
+            receipts = [task.do() for task in run.tasks] if begun else []
+            out.rename(tmp_path / f"away-{begun}")
+            (tmp_path / "other").rename(out)
+            with pytest.raises(StoreError, match="another folder has taken its place since the run began"):
+                run.finish(receipts or [task.do() for task in run.tasks])
+        assert {name: each for name, each in contents(out).items() if not name.startswith(WORK)} == before
+        out.rename(tmp_path / "other")
+    assert run_in_process(request(database, tmp_path, out="other")) == []
+    assert contents(tmp_path / "other") == before
+
+
+def test_a_run_whose_work_is_removed_adds_nothing(database: str, tmp_path: Path) -> None:
+    """An object store has no lock: a second run removes the work of the first."""
+    with start_run(request(database, tmp_path)) as run:
+        receipts = [task.do() for task in run.tasks]
+        next(each for each in (tmp_path / "out").rglob("0*") if each.is_file()).unlink()
+        with pytest.raises(StoreError, match=r"is missing: something else writes to this folder; no segment was added"):
+            run.finish(receipts)
+    assert not (tmp_path / "out" / MANIFEST).exists()
+    assert run_in_process(request(database, tmp_path))
+    assert chain_lines(tmp_path / "out") == live_lines(MASTERS_FACTS)
 
 
 def test_a_folder_is_locked_during_a_run(database: str, tmp_path: Path) -> None:
