@@ -47,17 +47,22 @@ class Archive:
         self._chains: dict[tuple[StreamName, InstanceName], list[Segment]] = {}
         self._cursors: dict[tuple[StreamName, InstanceName], _SegmentCursor] = {}
         self._checked: dict[Segment, tuple[object, str | None]] = {}  # checked files: stamp and fault
+        self._given: dict[tuple[StreamName, InstanceName], tuple[object, History]] = {}  # histories and their manifests
         self._histories: tuple[object, Histories] = None, {}  # with the stamps of manifest and file
 
     def page(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``ICatchUp.facts`` does; it ends with the segment at the latest.
 
+        A page is of the ``history`` that was returned last: if the folder has another one now, it raises CatchUpError.
         The page is empty and ends at ``after`` if no segment reaches further, or if the next fact has a row that no
         line can hold.  CatchUpError names the segment that cannot be used, or the chain that does not exist.
         """
         if after >= upto:
             return Page((), upto, limited=False)
         segment = self._find(stream, writer, after)
+        stamp, history = self._given.get((stream, writer), (self._stamp, ()))
+        if stamp != self._stamp and self.history(stream, writer) != history:
+            raise CatchUpError(f"{self._folder.url} has other histories now: its segments are read at the next request")
         if segment is None:
             return Page((), after, limited=True)
         cursor = self._cursors.get((stream, writer))
@@ -86,7 +91,9 @@ class Archive:
         if stamp is None or (self._stamp, stamp) != self._histories[0]:
             self._histories = (self._stamp, stamp), stored_histories(self._folder, self._manifest)
         found = self._histories[1].get((stream, writer), ())
-        return () if is_of_tables(found) else found
+        history: History = () if is_of_tables(found) else found
+        self._given[stream, writer] = self._stamp, history
+        return history
 
     def close(self) -> None:
         """Close all files."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from replication.errors import StoreError
+from replication.errors import CatchUpError, StoreError
 from replication.segments import run
 from replication.segments.archive import Archive
 from replication.segments.databases import open_database
@@ -218,6 +219,24 @@ def test_an_archive_reads_the_histories_again_when_they_have_changed(folder: tup
         assert archive.history(STREAM, InstanceName("worker2")) == ()
         check_histories(written, manifest, of_master(A, B, epoch("c", 11)))
         assert [*archive.history(STREAM, MASTER)] == [A, B, epoch("c", 11)]
+
+
+def test_a_page_is_of_the_history_that_was_read_before_it(folder: tuple[LocalFolder, Manifest]) -> None:
+    """A follower compares the history, then takes the page: between both, the folder may be exchanged."""
+    written, manifest = folder
+    archive = Archive(written)
+    read = partial(archive.page, STREAM, MASTER, upto=Token(11), limit=2)
+    assert [*archive.history(STREAM, MASTER)] == [A, B]
+    assert read(after=Token(1)).facts
+    write_manifest(written, Manifest(manifest.segments))  # as a run that adds segments
+    assert read(after=Token(3)).facts
+    written.remove(HISTORIES)
+    check_histories(written, Manifest(), of_master(A, epoch("c", 5)))
+    write_manifest(written, Manifest(manifest.segments))
+    with pytest.raises(CatchUpError, match="has other histories now"):
+        read(after=Token(5))
+    assert [*archive.history(STREAM, MASTER)] == [A, epoch("c", 5)]
+    assert read(after=Token(5)).facts
 
 
 def test_a_run_is_planned_again_if_the_database_is_restored_meanwhile(
