@@ -7,7 +7,9 @@ has arguments is a *prefix*: it invalidates every call that begins with them.
 
 A computation in progress is a *flight*, in a table of its own.  To invalidate a key removes its entry and its flight.
 The result of a removed flight still goes to its callers, but it is not stored, and no later call joins the flight.
-That alone prevents stale values; there are no version numbers.
+A row may name several caches, and they are invalidated one after the other.  A function that is computed between them
+may call another one whose entry is still there.  So a flight that begins meanwhile is not in the table: its result is
+not stored.  That prevents stale values; there are no version numbers.
 
 The module has more than 500 lines because entries, flights and keys are one algorithm.
 """
@@ -119,6 +121,22 @@ class _Signature:
         return (*bound.args, *bound.kwargs.values())
 
 
+class _Invalidating:
+    """Context manager of an invalidation; ``now`` while there is one, in any thread."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
 @attrs.define(eq=False)
 class _Fired:
     """The stored result of a Deferred: each caller gets a new Deferred with it."""
@@ -178,6 +196,7 @@ class _Memory:
 
     _max_entries: int
     _keys: int  # of each wire key; 0: any number
+    _invalidating: _Invalidating
     # Re-entrant: the application's code may run when a value is removed.
     _lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
     hits: int = attrs.field(init=False, default=0)
@@ -191,6 +210,9 @@ class _Memory:
         """Return a flight that can be joined, or a new one."""
         wire = _wire_key(key)
         with self._lock:
+            if self._invalidating.now:
+                self.misses += 1
+                return _Flight(self, key, wire)
             flights = self._flights.setdefault(wire, {})
             flight = flights.get(key)
             if flight is not None and flight.computation is not None:
@@ -264,12 +286,15 @@ class _Memory:
 class _Cache:
     """One name of the stream ``caches``: the memory of a function, or those of a method's instances."""
 
-    def __init__(self, name: str, max_entries: int, parameters: Sequence[inspect.Parameter]) -> None:
+    def __init__(
+        self, name: str, max_entries: int, parameters: Sequence[inspect.Parameter], invalidating: _Invalidating
+    ) -> None:
         self.name = name
         self.max_entries = max_entries
         self.signature = _Signature(name, parameters)
         self.method_signature = _Signature(name, parameters[1:])
-        self.memory = _Memory(max_entries, self.signature.keys)
+        self._invalidating = invalidating
+        self.memory = _Memory(max_entries, self.signature.keys, invalidating)
         self.invalidations = 0
         self._instances: dict[int, tuple[weakref.ref[Any], _Memory]] = {}  # by id(): instances need not be hashable
 
@@ -283,7 +308,8 @@ class _Cache:
             reference = weakref.ref(instance, lambda _: self._retire(place))
         except TypeError as error:
             raise ConfigError(f"cache {self.name!r}: {error}; add '__weakref__' to its __slots__") from error
-        return self._instances.setdefault(place, (reference, _Memory(self.max_entries, self.method_signature.keys)))[1]
+        memory = _Memory(self.max_entries, self.method_signature.keys, self._invalidating)
+        return self._instances.setdefault(place, (reference, memory))[1]
 
     def _retire(self, place: int) -> None:
         _, memory = self._instances.pop(place)
@@ -297,11 +323,12 @@ class _Cache:
     def invalidate(self, wire: WireKey | None, memory: _Memory | None = None) -> None:
         """Remove the wire key ``wire``, or everything if it is None, from one memory or from all."""
         self.invalidations += 1
-        for each in self._memories(memory):
-            if wire is None:
-                each.clear()
-            else:
-                each.invalidate(wire)
+        with self._invalidating:
+            for each in self._memories(memory):
+                if wire is None:
+                    each.clear()
+                else:
+                    each.invalidate(wire)
 
     def info(self, memory: _Memory | None = None) -> CacheInfo:
         """Return the counts of one memory, or of all, including those of instances that no longer exist."""
@@ -432,6 +459,7 @@ class Caches:
 
     def __init__(self) -> None:
         self._caches: dict[str, _Cache] = {}
+        self._invalidating = _Invalidating()
         self._fans: dict[str, tuple[tuple[str, KeysOf | None], ...]] = {}
 
     def __len__(self) -> int:
@@ -470,7 +498,7 @@ class Caches:
             parameters = list(inspect.signature(function).parameters.values())
             if parameters and parameters[0].name == "cls":
                 raise ConfigError(f"cache {known_as!r}: class methods cannot be cached; use a static one or a function")
-            cache = _Cache(known_as, max_entries, parameters)
+            cache = _Cache(known_as, max_entries, parameters, self._invalidating)
             for special, keys in (invalidated_by or {}).items():
                 self._fan_out(special, [known_as], keys)
             self._caches[known_as] = cache
@@ -505,8 +533,9 @@ class Caches:
 
     def clear(self) -> None:
         """Remove every entry of every cache: rows of the stream were lost, so any value may be stale."""
-        for cache in self._caches.values():
-            cache.invalidate(None)
+        with self._invalidating:
+            for cache in self._caches.values():
+                cache.invalidate(None)
 
     def apply(self, rows: Sequence[Any]) -> None:
         """Apply rows of the stream ``caches``: ``[function, [key, …] or null, time in ms, …]``.
@@ -514,6 +543,13 @@ class Caches:
         Call it before the position moves past the rows (docs/protocol/traps.md 30).  Unknown functions are ignored.
         RowError is raised after all other rows: a row is malformed, or a function of ``invalidated_by`` has failed.
         """
+        with self._invalidating:
+            errors = self._apply(rows)
+        if errors:
+            raise RowError(errors[0])
+
+    def _apply(self, rows: Sequence[Any]) -> list[str]:
+        """Apply rows; return the errors."""
         errors: list[str] = []
         for row in rows:
             match row:
@@ -526,8 +562,7 @@ class Caches:
                     errors.append(
                         f"not a row of the caches stream: {shown}; a row is [function, [key, …] or null, time in ms]"
                     )
-        if errors:
-            raise RowError(errors[0])
+        return errors
 
     def _invalidate(self, name: str, wire: WireKey | None) -> Iterable[str]:
         """Invalidate a cache, and those that a special name fans out to; return the errors of functions."""

@@ -26,7 +26,7 @@ from replication.errors import ConfigError, RowError, StreamError
 from replication.wire.grammar import encode_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
 NOW = 1_700_000_000_000
 
@@ -326,6 +326,34 @@ class RaceTests(CacheTests):
         go_on.set()
         thread.join(10)
         self.assertEqual((get(17), get(17)), (2, 2))
+
+    def test_computed_between_the_invalidations_of_two_caches(self) -> None:
+        """A value that comes from an entry which the same rows remove a moment later is not stored."""
+        truth = "old"
+
+        @self.caches.cached()
+        def outer(order_id: str) -> str:
+            return inner(order_id)
+
+        def between(keys: Sequence[str]) -> list[Sequence[str]]:
+            self.note(outer(keys[0]))  # as another thread does
+            return [keys]
+
+        @self.caches.cached()
+        def inner(_: str) -> str:
+            return truth
+
+        self.caches.fan_out("changed", outer)
+        self.caches.cached(name="other", invalidated_by={"changed": between, "other_changed": between})(inner)
+        self.caches.fan_out("changed", inner)
+        for invalidate in (
+            lambda: self.fact("changed", "17"),
+            lambda: self.caches.apply([[name, ["17"], NOW] for name in ("outer", "other_changed", "inner")]),
+        ):
+            self.assertEqual(outer("17"), truth)
+            old, truth = truth, truth + "er"
+            invalidate()
+            self.assertEqual((self.computed.pop(), outer("17"), inner("17")), ((old,), truth, truth))
 
     def test_two_threads_compute_one_key(self) -> None:
         """Of two computations the later one is stored, in whatever order they finish; neither thread waits."""

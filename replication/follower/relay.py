@@ -70,9 +70,10 @@ class Relay:
 
     ``FollowedStreams`` sets ``links``, those to the writers; ``all_known``, whether there are no other writers; and
     ``followed_history``, which returns the history of a writer as it is followed, empty if there is none.
-    ``is_complete`` is true while all writers found are announced and ``all_known()`` is true; it decides between PING
-    ``complete`` and ``partial`` (docs/protocol/connection.md B2).  If this process writes streams, its ``Master`` sets
-    ``own``, their positions.  Otherwise ``own`` is None, and ``server`` has the followers.
+    ``is_complete`` is true while all writers found are announced, ``all_known()`` is true and ``own`` is complete;
+    it decides between PING ``complete`` and ``partial`` (docs/protocol/connection.md B2).  If this process writes
+    streams, its ``Master`` sets ``own``, their positions.  Otherwise ``own`` is None, and ``server`` has the
+    followers.
 
     """
 
@@ -158,7 +159,7 @@ class Relay:
 
     def look_for_others(self) -> None:
         """Send to followers whether all writers are announced, if that has changed."""
-        complete = not self._found_at and self.all_known()
+        complete = not self._found_at and self.all_known() and (self.own is None or self.own.is_complete)
         if complete != self.is_complete:
             self.is_complete = complete
             self.broadcast.flush()  # the POSITIONs first

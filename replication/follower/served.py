@@ -294,13 +294,13 @@ class ServedStreams:
         )
 
     def _partial_note(self, follower: StreamFollower) -> str | None:
-        """Return why the first number of a stream's tokens stays, if a relay has not found all of its writers."""
+        """Return why the first number of a stream's tokens stays, if a process has not sent all positions."""
         relays = self._followed.links.partial_relays()
         if follower.name == CACHES or not relays:
             return None
         return (
-            f"the relay at {', '.join(relays)} has not found all of its writers, so the first number of tokens stays: "
-            "see /health/ready and the notes of that relay"
+            f"the process at {', '.join(relays)} has not sent a position of each writer and stream, so the first "
+            "number of tokens stays: see /health/ready and the notes there"
         )
 
     def _readable(self, stream: str) -> StreamFollower:

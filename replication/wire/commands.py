@@ -75,7 +75,8 @@ class Ping(_TextCommand):
     ``echo NUMBER STREAM INSTANCE PLACE`` it adds that writer's epochs from a place on.  A server sends ``HISTORY STREAM
     INSTANCE`` when that history has changed while its followers were connected, and ``WITHDRAWN STREAM INSTANCE`` when
     it does not send the position of that writer any more.  The first PING of a relay has ``PARTIAL`` if the relay has
-    not found all writers yet; it sends ``COMPLETE`` when it has (docs/protocol/connection.md B2).
+    not found all writers yet; it sends ``COMPLETE`` when it has (docs/protocol/connection.md B2).  So does a writer if
+    a stream has no position yet.
     """
 
     WORD: ClassVar[str] = "PING"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import IStreamStore, IWatch, SequenceState
     from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.writer.positions import Positions
     from replication.writer.stream import StreamWriter
 
 SHORTEST: Final = 0.002  # seconds between two polls
@@ -38,16 +39,19 @@ FIRST_POLLS: Final = 3  # that a start waits for: enough where no transaction is
 class ExternalWriters:
     """Polls for the IDs of mapped streams, and raises the horizon of each.
 
-    ``states`` is what the last poll found.
+    ``states`` is what the last poll found.  ``positions`` sends to followers whether each stream has a horizon.
     """
 
     log = Logger()
 
-    def __init__(self, lifetime: Lifetime, store: IStreamStore, instance_name: InstanceName) -> None:
+    def __init__(
+        self, lifetime: Lifetime, store: IStreamStore, instance_name: InstanceName, positions: Positions
+    ) -> None:
         self.states: Mapping[StreamName, SequenceState] = {}
         self._lifetime = lifetime
         self._store = store
         self._instance_name = instance_name
+        self._positions = positions
         self._streams: dict[StreamName, StreamWriter] = {}  # those that external writers may write
         self._trouble = TroubleLog(self.log)
         self._troubles = defaultdict[str, TroubleLog](lambda: TroubleLog(self.log))
@@ -156,6 +160,8 @@ class ExternalWriters:
                 if begins and state.settled <= INITIAL_POSITION:
                     await writer.publisher.find_first_facts()
                 writer.publisher.raise_horizon(state.settled)
+                if begins:
+                    self._positions.look_for_missing()
         return changed
 
     async def _begin_streams(self, horizons: Mapping[StreamName, Token]) -> None:

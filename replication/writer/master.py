@@ -109,17 +109,16 @@ class Master:
         self.registry = _registry(streams)
         _check_server_name(server_name, self.limits)
         self.store = store_of(database, reactor)
-        self._clock, self._on_commit = reactor, on_commit
-        self._lifetime = Lifetime(reactor)
+        self._clock, self._lifetime, self._on_commit = reactor, Lifetime(reactor), on_commit
         self._functions = functions or CommandFunctions([Role.WORKER])
         self._synapse_requests = SynapseRequests()
         self._streams: dict[StreamName, StreamWriter] = {}
-        self._external = ExternalWriters(self._lifetime, self.store, self.instance_name)
         self._broadcast = Broadcast(reactor) if relay is None else relay.broadcast
         self._last_seen, syncing = LastSeen(self.store, wall), SyncingUsers(self._functions.syncing_changed)
         self._presence = PresenceTracker(reactor, syncing, self._last_seen, self._acknowledged)
         former = FormerWriters(self.instance_name, self.store, self._streams, self._broadcast)
         self._positions = Positions(self.instance_name, self.store, self._streams, former, self._lifetime)
+        self._external = ExternalWriters(self._lifetime, self.store, self.instance_name, self._positions)
         if relay is not None:
             relay.own, self._presence.forward = self._positions, relay.forward
         self._transactions = self._make_transactions()
@@ -135,6 +134,7 @@ class Master:
             limits=self.limits,
             wall=wall,
         )
+        self._positions.on_complete = (relay or self._subscribers).look_for_others
         self.served = self._make_served()
         self._slow_open = slow_open
         self._slow: set[tuple[StreamName, Token]] = set()  # IDs that the log names
@@ -303,6 +303,7 @@ class Master:
             return error
         self._slow_loop.start(max(1.0, self._slow_open / 4))
         self._presence.start()
+        self._positions.look_for_missing()
         self._subscribers.begin()
         self.retention.start(self._streams.values())
         self._opened = True

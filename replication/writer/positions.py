@@ -17,7 +17,7 @@ from replication.writer.former_writers import find_left
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from replication.deferreds import Lifetime
     from replication.net.broadcast import Broadcast
@@ -37,7 +37,10 @@ class IPositions(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether ``lines`` has a position of each writer; a relay may not have found all."""
+        """Whether ``lines`` has a position of each stream and writer, as followers were sent it.
+
+        A relay may not have found all writers.  A stream of a mapped table has no position until it has a horizon.
+        """
         ...
 
     async def refresh(self) -> None:
@@ -58,6 +61,10 @@ class IRelay(IPositions, Protocol):
     broadcast: Broadcast
     own: IPositions | None
 
+    def look_for_others(self) -> None:
+        """Send to followers whether ``is_complete``, if that has changed."""
+        ...
+
     def forward(self, peer: ReplicationProtocol | None, command: Command) -> None:
         """Send a follower's command to the writers."""
         ...
@@ -67,11 +74,11 @@ class Positions:
     """The positions of the streams that this process publishes.
 
     ``lines`` answers REPLICATE; ``poll`` stores this process's positions and follows those of other writers.
-    ``former`` are the writers whose positions this process publishes, too.
+    ``former`` are the writers whose positions this process publishes, too.  ``on_complete`` is called when
+    ``is_complete`` has changed.
     """
 
     log = Logger()
-    is_complete = True
 
     def __init__(
         self,
@@ -81,6 +88,8 @@ class Positions:
         former: FormerWriters,
         lifetime: Lifetime,
     ) -> None:
+        self.is_complete = True
+        self.on_complete: Callable[[], object] = bool
         self._instance_name = instance_name
         self._store = store
         self._streams = streams
@@ -136,6 +145,17 @@ class Positions:
                 lines += [encode_position(name, instance, position, position) for instance, position in former]
                 lines.append(writer.outgoing.position())
         return lines
+
+    def look_for_missing(self) -> None:
+        """Note whether each stream that this process publishes has a position now.
+
+        A mapped table has none while a transaction that has allocated an ID there is open since before the start.
+        """
+        published = [each for each in self._streams.values() if each.outgoing.publishes]
+        complete = all(each.publisher.ids.horizon_known for each in published)
+        if complete != self.is_complete:
+            self.is_complete = complete
+            self.on_complete()
 
     async def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the history of a writer in the database; empty if it has none.  Raises StoreError."""

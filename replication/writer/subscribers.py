@@ -159,6 +159,11 @@ class Subscribers(Factory):
         for peer in self._broadcast:
             peer.write(lines, len(commands))
 
+    def look_for_others(self) -> None:
+        """Send to every connection whether the positions are complete: that has changed."""
+        self._broadcast.flush()  # the POSITIONs first
+        self.send(Ping(Ping.COMPLETE if self._positions.is_complete else Ping.PARTIAL))
+
     async def end(self) -> None:
         """Close every connection with ``ERROR server stopping``; abort those that do not read it in time."""
         self._broadcast.end()

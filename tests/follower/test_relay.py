@@ -928,6 +928,23 @@ class WritingRelayTests(RelayCase):
     def make_worker(self, **options: Any) -> Worker:
         return super().make_worker(writes=["orders"], **options)
 
+    def test_followers_learn_that_a_position_of_this_process_is_missing(self) -> None:
+        """A transaction that began before the start holds back a mapped table: it has no position yet."""
+        self.serve(BOTH, HELLO)
+        self.start()
+        wire = self.follow()
+        self.net.run()
+        wire.read()
+        master = self.worker._master
+        assert master is not None
+        ids = master.stream("orders").publisher.ids
+        for known, expected in ((False, PARTIAL), (True, COMPLETE)):
+            ids.horizon_known = known
+            master._positions.look_for_missing()
+            master._positions.look_for_missing()
+            self.net.run()
+            self.assertEqual(wire.read(), expected)
+
     def test_what_is_written_here_is_served_beside_what_is_followed(self) -> None:
         writer = self.serve(HELLO + position(3, 3) + position(1, 3, "stock"))
         self.start()

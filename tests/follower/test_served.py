@@ -73,7 +73,7 @@ class SeveralWritersTests(WorkerCase):
         self.worker.served._tokens = NumberedTokens(FragileStore())
         since, text = now(self.worker.served.since("orders", "0", 1000))
         self.assertEqual(([each.token for each in since.written], text), ([2, 5], "m0~1.5"))
-        self.assertRegex(self.note_of_orders()[0], "^the relay at tcp:.* has not found all of its writers, so the")
+        self.assertRegex(self.note_of_orders()[0], "^the process at tcp:.* has not sent a position of each writer")
         self.send(relay, position(1, 1, writer="new"))
         self.assertEqual(self.worker.token("orders").of("new"), 1)
         self.send(relay, rdata(3, writer="new"), position(3, 6, writer="new"), position(5, 6, writer="one"))

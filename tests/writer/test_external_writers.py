@@ -235,6 +235,22 @@ class OpeningTests(ExternalCase):
         page = now(self.master.served.page("orders", None, after=5, upto=9, limit=10))
         self.assertEqual([token for token, _ in page.facts], [7, 9])
 
+    def test_followers_learn_that_a_position_is_missing(self) -> None:
+        """Its facts may be below those of other writers: without that, programs that poll a follower missed them."""
+        self.store.close_gate("poll")
+        early = self.connect("REPLICATE")
+        self.assertRegex(self.new_lines(early)[1], r"^PING \d+ echo$")
+        self.store.gates.pop("poll").callback(None)
+        self.assertEqual(self.new_lines(early), ["PING partial", "POSITION caches master 1 1"])
+        late = self.connect("REPLICATE")
+        self.assertRegex(self.new_lines(late)[1], r"^PING \d+ partial echo$")
+        self.next_poll(9)
+        for wire in (early, late):
+            self.assertEqual(self.new_lines(wire), ["POSITION orders master 9 9", "PING complete"])
+        self.assertRegex(self.new_lines(self.connect())[1], r"^PING \d+ echo$")
+        self.next_poll(12)
+        self.assertEqual(self.new_lines(late), ["POSITION orders master 9 12"])
+
     def test_a_stream_without_transactions_in_progress_has_a_position_at_start(self) -> None:
         self.store.state = SequenceState(Token(9), Token(9))
         wire = self.greeted()

@@ -392,6 +392,8 @@ class FakeRelay:
         assert self.own is not None
         return [encode_position(StreamName("stock"), InstanceName("far"), Token(7), Token(7)), *self.own.lines(streams)]
 
+    def look_for_others(self) -> None: ...
+
     def forward(self, _: ReplicationProtocol | None, command: Command) -> None:
         self.forwarded.append(command)
 
