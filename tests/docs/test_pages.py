@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ALONE = [  # pages that need nothing but this package
     "tutorial.md",
+    "how-to/back-up.md",
     "how-to/choose-how-to-write.md",
     "how-to/embed-in-twisted.md",
     "how-to/use-from-asyncio.md",
