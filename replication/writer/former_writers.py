@@ -146,9 +146,9 @@ class FormerWriters:
         """Return the position of each former writer of a stream, as the last refresh found it."""
         return self._positions.get(stream, {})
 
-    def claimed(self, stream: StreamName) -> Collection[InstanceName]:
-        """Return the names that may become former writers of a stream: they are claimed, perhaps without a process."""
-        return self._claimed.get(stream, {}).keys()
+    def to_take_over(self, stream: StreamName) -> Collection[InstanceName]:
+        """Return the names that will be former writers of a stream: they are claimed, and no process is connected."""
+        return [each for each, connected in self._claimed.get(stream, {}).items() if not connected]
 
     async def refresh(self) -> None:
         """Read which former writers run now: stop or begin to publish their positions.

@@ -212,7 +212,7 @@ class WrittenStreams:
         ours = WriterStatus(self.instance_name, ids.settled, writer.published, word, error, gone=gone)
         # Not ``of_former``: above the stored position there is no epoch, by which a reader knows that it was raised.
         former, found = self._positions.former.of(name), self._positions.of_writers(writer)
-        known = {*former, *self._positions.former.claimed(name)}  # also one whose name is not taken over yet
+        known = {*former, *self._positions.former.to_take_over(name)}  # also one whose name is not taken over yet
         found |= {instance: position for instance, position in former.items() if instance not in found}
         others = [
             WriterStatus(instance, position, position, state="former" if instance in former else "elsewhere")
