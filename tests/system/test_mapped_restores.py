@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from replication.streams.facts import Fact
-from replication.wire.grammar import Token
-from tests.system.daemons import Daemon, append, fixed_ports, until
+from tests.system.daemons import Daemon, fixed_ports, until
 from tests.system.databases import PostgresDatabase, SqliteDatabase
 from tests.system.mapped import MappedCluster
 from tests.system.test_kills import has
-from tests.system.test_restores import APP, UNDO
+from tests.system.test_restores import APP, UNDO, passed_by_another_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,39 +95,16 @@ def test_a_function_stops_where_another_writer_was_started_first_after_a_restore
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
     """The other one has written the lost IDs again; a function without ``on_reset`` kept the lost rows silently."""
-    with ExitStack() as stack, postgres.database() as name:
-        database = PostgresDatabase(postgres, name)
-        stack.callback(postgres.sql, f"DROP DATABASE IF EXISTS {name}_backup WITH (FORCE)")
+    with postgres.database() as name:
+        database = PostgresDatabase(postgres, name, "events")
         postgres.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text, writer text)", database=name)
         (tmp_path / "master.toml").write_text(f'database = "{database.url}"\n{SHARED}')
         (tmp_path / "plain.py").write_text(APP.replace('"orders"', '"events"'))
-        options = ("--config=master.toml",)
-        writers = {each: Daemon(tmp_path, "master", f"--instance-name={each}", *options, name=each) for each in "ab"}
-        at = {each: stack.enter_context(fixed_ports(daemon)) for each, daemon in writers.items()}
-        follow = [f"--connect=tcp:{wire}" for wire, _ in at.values()]
-        plain = Daemon(tmp_path, "worker", "--instance-name=plain", *follow, "--app=plain", name="plain")
-        stack.enter_context(plain)
-
-        def write(writer: str, *rows: str) -> None:
-            writers[writer].address("HTTP")
-            append(at[writer][1], "events", [Fact(Token(0), (f'["{row}"]',)) for row in rows])
 
         def followed() -> bool:
             rows: list[tuple[object, ...]] = [*postgres.sql("SELECT id, name FROM events ORDER BY 1", database=name)]
             return has(tmp_path / "replication-plain.db", "SELECT token, row ->> 0 FROM seen ORDER BY token", rows)
 
-        write("a", "a1", "a2")
-        write("b", "b1")
-        until(followed, "all is applied")
-        database.back_up()
-        write("a", "lost 1", "lost 2")
-        until(followed, "what will be lost is applied")
-        for each in (plain, *writers.values()):
-            each.kill()
-        database.restore()
-        writers["b"].start()
-        write("b", *"new facts of b")
-        writers["a"].start()
-        write("a", "a3")
-        plain.start()
-        until(lambda: "a went back from" in plain.log, "the stream stops", 30)
+        options = "--config=master.toml"
+        with passed_by_another_writer(tmp_path, database, "plain", options, row="[{}]", followed=followed) as plain:
+            until(lambda: "a went back from" in plain.log, "the stream stops", 30)

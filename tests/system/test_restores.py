@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sqlite3
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from tests.system.databases import PostgresDatabase, SqliteDatabase
 from tests.system.test_kills import has, rows_of, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.postgres import PostgresServer
@@ -236,6 +236,43 @@ def test_a_relay_notices_that_the_position_of_a_former_writer_is_raised_beyond_l
             until(lambda: followed("copy"), "the copy goes back", 30)
 
 
+@contextmanager
+def passed_by_another_writer(
+    folder: Path, database: PostgresDatabase, app: str, *options: str, row: str, followed: Callable[[], bool]
+) -> Iterator[Daemon]:
+    """Restore the writers a and b of a stream: b writes the lost IDs of a again, then a and the worker ``app`` start.
+
+    ``options`` are those of a writer; ``row`` has ``{}`` for its text.
+    """
+    with ExitStack() as stack:
+        stack.callback(database.server.sql, f"DROP DATABASE IF EXISTS {database.backup} WITH (FORCE)")
+        writers = {each: Daemon(folder, "master", f"--instance-name={each}", *options, name=each) for each in "ab"}
+        at = {each: stack.enter_context(fixed_ports(daemon)) for each, daemon in writers.items()}
+        follow = [f"--connect=tcp:{wire}" for wire, _ in at.values()]
+        worker = Daemon(folder, "worker", f"--instance-name={app}", *follow, f"--app={app}", name=app)
+        stack.enter_context(worker)
+
+        def write(writer: str, *texts: str) -> None:
+            writers[writer].address("HTTP")
+            append(at[writer][1], database.stream, [Fact(Token(0), (row.format(f'"{each}"'),)) for each in texts])
+
+        write("a", "a1", "a2")
+        write("b", "b1")
+        until(followed, "all is applied")
+        database.back_up()
+        write("a", "lost 1", "lost 2")
+        until(followed, "what will be lost is applied")
+        for each in (worker, *writers.values()):
+            each.kill()
+        database.restore()
+        writers["b"].start()
+        write("b", *"new facts of b")
+        writers["a"].start()
+        write("a", "a3")
+        worker.start()
+        yield worker
+
+
 def test_a_function_goes_back_where_another_writer_was_started_first_after_a_restore(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
@@ -253,39 +290,16 @@ def test_a_function_goes_back_where_another_writer_was_started_first_after_a_res
             await txn.execute("DELETE FROM seen WHERE writer = ? AND token > ?", [writer, to])
     """
     (tmp_path / "seeing.py").write_text(dedent(app))
-    with ExitStack() as stack, postgres.database() as name:
+    with postgres.database() as name:
         database = PostgresDatabase(postgres, name)
-        stack.callback(postgres.sql, f"DROP DATABASE IF EXISTS {name}_backup WITH (FORCE)")
-        options = ("--stream=orders", f"--database={database.url}")
-        writers = {each: Daemon(tmp_path, "master", f"--instance-name={each}", *options, name=each) for each in "ab"}
-        at = {each: stack.enter_context(fixed_ports(daemon)) for each, daemon in writers.items()}
-        follow = [f"--connect=tcp:{wire}" for wire, _ in at.values()]
-        seeing = Daemon(tmp_path, "worker", "--instance-name=seeing", *follow, "--app=seeing", name="seeing")
-        stack.enter_context(seeing)
-
-        def write(writer: str, *rows: str) -> None:
-            writers[writer].address("HTTP")
-            append(at[writer][1], "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
 
         def followed() -> bool:
             rows: list[tuple[object, ...]] = [(token, writer, row) for token, _, writer, row in database.rows()]
             return has(tmp_path / "replication-seeing.db", "SELECT token, writer, row FROM seen ORDER BY token", rows)
 
-        write("a", "a1", "a2")
-        write("b", "b1")
-        until(followed, "all is applied")
-        database.back_up()
-        write("a", "lost 1", "lost 2")
-        until(followed, "what will be lost is applied")
-        for each in (seeing, *writers.values()):
-            each.kill()
-        database.restore()
-        writers["b"].start()
-        write("b", *"new facts of b")
-        writers["a"].start()
-        write("a", "a3")
-        seeing.start()
-        until(followed, "the function goes back", 30)
+        options = ("--stream=orders", f"--database={database.url}")
+        with passed_by_another_writer(tmp_path, database, "seeing", *options, row="{}", followed=followed):
+            until(followed, "the function goes back", 30)
 
 
 def test_the_database_of_a_worker_that_writes_is_restored(tmp_path: Path) -> None:
