@@ -171,6 +171,10 @@ class AppliedTokens(CopiedTokens):
         assert transaction is not None  # noqa: S101 - as above
         await transaction.run(lambda database: undo_applied(database, self._stream, self._follower, writer, above))
 
+    async def end_audit(self) -> None:
+        """Note that there is no audit: tokens that are applied from now on are not noted."""
+        await run_transaction(self._store, lambda database: end_audit(database, self._stream, self._follower))
+
     def _has_former(self, database: ISqlExecutor) -> bool:
         which = database, self._stream, self._follower
         return has_former_tokens(*which) or has_former_audit(*which)
@@ -178,10 +182,6 @@ class AppliedTokens(CopiedTokens):
     def _take_former(self, database: ISqlExecutor) -> None:
         take_former_tokens(database, self._stream, self._follower)
         take_former_audit(database, self._stream, self._follower)
-
-    async def end_audit(self) -> None:
-        """Note that there is no audit: tokens that are applied from now on are not noted."""
-        await run_transaction(self._store, lambda database: end_audit(database, self._stream, self._follower))
 
     def _forget(self, database: ISqlExecutor, of_writers: Mapping[InstanceName, Token], floor: Token) -> None:
         """Delete rows of the table."""

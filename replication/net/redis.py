@@ -75,7 +75,7 @@ class RedisPeer(RedisConnection):
         self.subscribed = self._ended = False
         self._timer: IDelayedCall | None = None
         self._echo_timer: IDelayedCall | None = None
-        self._echoed = False  # whether a REPLICATE has arrived since ``publishing``
+        self._echoed = False  # whether a REPLICATE has arrived since ``forget_echo``
 
     def connectionMade(self) -> None:
         """Log in and subscribe."""
@@ -104,7 +104,7 @@ class RedisPeer(RedisConnection):
             elif type(reply) is list and reply[:1] == [b"subscribe"]:
                 self._confirm()
         if not self._echoed and _REPLICATE in messages:
-            self.publishing()
+            self.forget_echo()
             self._echoed = True
         if messages and not self._ended:
             self._client.messages_received(self, messages)
@@ -112,14 +112,14 @@ class RedisPeer(RedisConnection):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Stop the timers."""
         super().connectionLost(reason)
-        self.publishing()
+        self.forget_echo()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._ended = True
         self._client.peer_disconnected(self)
 
-    def publishing(self) -> None:
-        """Forget the REPLICATE before the one that is published now."""
+    def forget_echo(self) -> None:
+        """Forget whether a REPLICATE has arrived, and wait for none: another one follows, or nothing can arrive."""
         self._echoed = False
         timer, self._echo_timer = self._echo_timer, None
         if timer is not None and timer.active():
@@ -379,7 +379,7 @@ class RedisClient(Factory):
         self.published += 1
         publishing = self._publishing = publish(self._reactor, self.place, self.channel, _REPLICATE)
         if self.peer is not None:
-            self.peer.publishing()
+            self.peer.forget_echo()
             publishing.addCallback(self.peer.published)
         publishing.addErrback(self._publish_failed, self.peer)
 

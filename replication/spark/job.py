@@ -46,8 +46,6 @@ SESSION: Final = {
     # The JVM only distributes tasks; optimising its code would take longer than it saves.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
-
-
 _CRASHED: Final = "Python worker exited unexpectedly"  # how Spark begins the error
 _CURE: Final = "if memory ran out, use fewer cores, such as --master local[1]; finished ranges are kept: run it again"
 

@@ -89,7 +89,7 @@ class Positions:
         lifetime: Lifetime,
     ) -> None:
         self.is_complete = True
-        self.on_complete: Callable[[], object] = bool
+        self.on_complete: Callable[[], object] = lambda: None
         self._instance_name = instance_name
         self._store = store
         self._streams = streams

@@ -46,7 +46,7 @@ class MappedTable(MappedRows[SqliteSession]):
         self._least = Token(0)
         self._counter: str | None = None  # the name of the table in sqlite_sequence
         self._reached = 0  # the last ID that a poll found, or that was published before the start
-        self._gives_again = False  # whether SQLite allocates the ID of a deleted last row again
+        self._warns = False  # of deleted last rows, once: without AUTOINCREMENT, SQLite allocates their IDs again
 
     def declare(self, session: SqliteSession, *, may_create: bool) -> Sequence[str]:
         """Try the statements: SchemaError if one does not work, a warning if one would be slow."""
@@ -110,7 +110,7 @@ class MappedTable(MappedRows[SqliteSession]):
                 self._counter, self._least = name, Token(used)
                 return self._move_forward(session, used)
             if not self.definition.negative and [kind for _, kind, _ in session.run(_KEY, (name,))] == ["INTEGER"]:
-                self._gives_again, self._reached = True, self._published(session)
+                self._warns, self._reached = True, self._published(session)
         return []
 
     def is_reset(self, session: SqliteSession, last: Token) -> bool:
@@ -122,9 +122,9 @@ class MappedTable(MappedRows[SqliteSession]):
 
     def warn_of_deleted(self, last: Token) -> list[str]:
         """Return a warning, once, if the last rows were deleted, and SQLite will allocate their IDs again."""
-        if not self._gives_again or last >= self._reached or self._reached <= 1:
+        if not self._warns or last >= self._reached or self._reached <= 1:
             return []
-        self._gives_again = False
+        self._warns = False
         what = f"stream {self.definition.name!r}: table {self.definition.table!r} ends at ID {last}, and IDs up to "
         what += f"{self._reached} were published: without AUTOINCREMENT, SQLite allocates these to new rows, "
         return [f"{what}which reach no follower: declare {self.definition.id_column} INTEGER PRIMARY KEY AUTOINCREMENT"]
