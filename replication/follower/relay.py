@@ -19,7 +19,14 @@ from replication.net.broadcast import Broadcast
 from replication.presence.syncing import SyncingUsers
 from replication.presence.tracker import PresenceTracker
 from replication.session.connection import Fault, Role, may_send
-from replication.session.encoder import FIRST_GAP, EncodedLines, encode_gap, encode_position, encode_withdrawn
+from replication.session.encoder import (
+    FIRST_GAP,
+    EncodedLines,
+    encode_gap,
+    encode_new_epoch,
+    encode_position,
+    encode_withdrawn,
+)
 from replication.streams.cursor import Apply, Check, Cursor, Reset
 from replication.wire.commands import (
     ApplicationCommand,
@@ -216,6 +223,11 @@ class Relay:
         if (stream, writer) in self._published:
             for peer in self.broadcast.receivers(stream):
                 peer.close(f"connect again to compare the history of {stream} of {writer}")
+
+    def epoch_begun(self, stream: StreamName, writer: InstanceName) -> None:
+        """Let followers compare the history of a writer once more, because none is compared here."""
+        if (stream, writer) in self._published:
+            self.broadcast.publish(stream, encode_new_epoch(stream, writer))
 
     def linked_again(self, link: Hashable) -> None:
         """Close all connections of followers, once for each new link: they must compare histories, as none is here."""

@@ -274,6 +274,8 @@ class FollowedStreams:
                 for cursor in [each for name, each in follower.cursors.items() if name == writer]:
                     cursor.compare_again()
                     follower.resume()
+                    if self.relay is not None and follower.histories is None:
+                        self.relay.epoch_begun(follower.name, InstanceName(writer))
             case [Ping.WITHDRAWN, stream, writer] if (follower := self.get(stream)) is not None:
                 follower.withdrawn(link, InstanceName(writer))
                 self.links.request_positions(InstanceName(writer))  # another connection may be to the writer

@@ -556,6 +556,22 @@ class RestartTests(RelayCase):
         self.assertEqual(wire.read(), position(4, 4) + position(4, 4, writer="other"))
 
 
+class EpochTests(RelayCase):
+    """Another process has begun an epoch of a writer, and raises its position next."""
+
+    def test_without_a_stored_history_followers_receive_that_an_epoch_has_begun(self) -> None:
+        """They passed the epochs without comparing, and a function without ``on_reset`` stopped falsely later."""
+        self.worker = self.make_worker(copy=False)
+        writer = self.serve(HELLO + position(4, 4) + position(4, 4, "stock"))
+        self.start()
+        wire, other = self.follow("orders"), self.follow("stock")
+        for each in (wire, other):
+            each.read()
+        self.send(writer, b"PING history orders unknown\n", b"PING history orders master\n", position(4, 9))
+        self.assertEqual(wire.read(), b"PING history orders master\n" + position(4, 9))
+        self.assertEqual((other.read(), wire.lost), (b"", False))
+
+
 class WithdrawalTests(RelayCase):
     """What a relay sends on must not outlive its source: a follower of that writer would go back to it."""
 
