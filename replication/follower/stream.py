@@ -399,8 +399,9 @@ class StreamFollower:
         if not await is_open():
             why = "the connection was lost, so this history may be of a later start of the writer"
             raise CatchUpError(why, behind=True)
+        both_known = bool(history and await self.histories.followed(writer))
         async with self.lock:
-            if cursor.position == step.after and cursor.compared(step, common):
+            if cursor.position == step.after and cursor.compared(step, common, both_known=both_known):
                 await self.histories.store(writer, history)
                 cursor.checked(step)
                 self._moved(self.name, writer, cursor.position)  # it is confirmed

@@ -291,15 +291,19 @@ class Cursor:
             self._links += 1  # a Check that is being made has the former history
             self._unchecked = max(self.published, self.position, self._unchecked or Token(0))
 
-    def compared(self, step: Check, common: Token) -> bool:
+    def compared(self, step: Check, common: Token, *, both_known: bool) -> bool:
         """Drop everything above ``common``; returns whether nothing is above it, applied or received.
 
         Then ``checked`` ends the check, once the writer's history is stored.  Else the next step is a Reset if facts
-        above ``common`` are applied, and another Check.
+        above ``common`` are applied, and another Check.  With ``both_known``, both ends have a history: it decides, and
+        a lower POSITION is out of date.
         """
         if step.link != self._links or not self.linked:
             return False
-        if common < min(step.upto, self._reset_to):
+        out_of_date = both_known and min(self.published, self._reset_to) < min(common, self.position)
+        if out_of_date:
+            self._reset_to = _MAX_TOKEN
+        if out_of_date or common < min(step.upto, self._reset_to):
             self.go_back(common)
         elif self.position <= self._reset_to:
             return True

@@ -405,7 +405,7 @@ class RelayTests(GoneCase):
         self.assertEqual(passed_on(5), {ahead: 9}, "the relay has not compared its history")
         step = cursor.step()
         assert isinstance(step, Check)
-        self.assertTrue(cursor.compared(step, Token(5)))
+        self.assertTrue(cursor.compared(step, Token(5), both_known=True))
         cursor.checked(step)
         self.assertEqual(passed_on(5), {MASTER: 5, ahead: 9})
         self.assertEqual(passed_on(6), {ahead: 9}, "the relay went back")

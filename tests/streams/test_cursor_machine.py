@@ -101,10 +101,16 @@ class OneLink(RuleBasedStateMachine):
     @rule()
     def publish(self) -> None:
         """Send to every link what has settled since the last time."""
-        sent = self.published
+        lines = self.lines_after(self.published)
+        for wire in self.links.values():
+            wire.extend(lines)
+        self.published = self.settled
+
+    def lines_after(self, sent: int) -> list[Position | tuple[Token | None, str]]:
+        """Return what a writer sends after ``sent``, up to what has settled."""
         lines: list[Position | tuple[Token | None, str]] = []
         for token, texts in self.log:
-            if token <= self.published:
+            if token <= sent:
                 continue
             if token in self.too_long:
                 lines.append(position(token, token))
@@ -114,9 +120,7 @@ class OneLink(RuleBasedStateMachine):
             sent = token
         if sent < self.settled:
             lines.append(position(sent, self.settled))
-        for wire in self.links.values():
-            wire.extend(lines)
-        self.published = self.settled
+        return lines
 
     @precondition(lambda self: self.links)
     @rule(data=st.data(), early=st.booleans())
@@ -358,6 +362,15 @@ class CheckedLink(OneLink):
             self.commit(rows=1)
         self.publish()
 
+    @precondition(lambda self: not self.links and self.published == self.settled)
+    @rule(behind=st.integers(0, 10))
+    def connect_to_a_relay_that_is_behind(self, behind: int) -> None:
+        """Begin below what was published, in the same history."""
+        self.connect(asked=False)
+        sent = max(0, self.published - behind)
+        for wire in self.links.values():
+            wire += [position(sent, sent), *self.lines_after(sent)]
+
     def break_something(self, data: st.DataObject, kind: str) -> None:
         if kind == "follower" and isinstance(self.cursor.step(), Reset):
             self.cut_all()
@@ -388,15 +401,24 @@ class CheckedLink(OneLink):
         for link in sorted(self.links):
             self.cut(link)
 
+    def page(self, step: CatchUp, data: st.DataObject) -> Page:
+        """Return what a source may answer; before the next connection, a database that was exchanged does not."""
+        if self.restored or not self.cursor.linked:
+            return Page((), step.after, limited=False)
+        return super().page(step, data)
+
     def check(self, step: Check) -> None:
         """Compare the histories; the first one is trusted."""
         common = step.upto
         if self.followed:
             found = common_position(self.followed, self.history, step.upto)
             common = Token(0) if found is None else found  # --accept-new-history
-        if self.cursor.compared(step, common):
+        compared = self.cursor.compared(step, common, both_known=bool(self.followed))
+        if compared:
             self.followed = self.history
             self.cursor.checked(step)
+        elif self.followed and isinstance(undo := self.cursor.step(), Reset):
+            assert undo.to == common, "the histories decide up to where facts are undone"
 
 
 class TwoLinks(OneLink):
