@@ -24,6 +24,8 @@ from replication.cli.parser import Parser
 from replication.config import DEFAULT_CONNECT
 from replication.deferreds import Lifetime
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, ReplicationError, did_you_mean
+from replication.follower.history import FollowedHistories
+from replication.follower.links import FollowedLinks, is_open
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.net.client import WriterClient
 from replication.net.clock import use_monotonic_clock
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from replication.session.connection import Fault, Received
     from replication.streams.cursor import Apply, CatchUp
     from replication.streams.facts import Fact
+    from replication.streams.history import History
     from replication.streams.interfaces import ICatchUp
 
 PATIENCE: Final = 60.0  # seconds in which a writer must send the first SERVER
@@ -193,6 +196,8 @@ class Tail:
             on_fault=self._faulted,
             certificate=self.certificate,
         )
+        self._links = FollowedLinks()
+        self._links.add(self._link)
         self._observer = cast("ILogObserver", self._log)
         self._polling = LoopingCall(self._poll)
         self._polling.clock = self.reactor
@@ -231,6 +236,7 @@ class Tail:
             follower = self._followers.get(each.stream)
             if isinstance(each, Position):
                 self._first.setdefault((each.stream, each.instance), each.new)
+                self._links.position_received(link, each.stream, each.instance)
                 self._reported.pop(None, None)
                 if self._reported.pop(link, None):
                     report(f"replication tail: connected to {self.endpoint}")
@@ -247,6 +253,11 @@ class Tail:
             lifetime=self._lifetime,
             fetch=self._fetch,
             moved=lambda *_: self._link.resume_reading(),
+            # A restored writer may pass the position before it is followed again: only its history shows that.
+            histories=FollowedHistories(
+                stream=stream, store=None, follower="", lifetime=self._lifetime, fetch=self._history, accept_new=True
+            ),
+            is_open=is_open,
             first=partial(self._print_step, stream),
             begin=lambda command: command.new if self.after is None else min(self.after, command.new),
         )
@@ -255,6 +266,7 @@ class Tail:
 
     def _lost(self, link: WriterClient) -> None:
         self._polls = 0
+        self._links.lost(link)
         for follower in self._followers.values():
             follower.connection_lost(link)
 
@@ -289,6 +301,14 @@ class Tail:
             raise
         self._reported.pop((stream, writer), None)
         return page
+
+    async def _history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the history that the process sends over the connection; report an error, the follower retries."""
+        try:
+            return await self._links.history(stream, writer) or ()
+        except CatchUpError as error:
+            self._report(f"{stream} of {writer} waits: {error}; retrying", (stream, writer))
+            raise
 
     def _print_step(self, stream: StreamName, writer: InstanceName, step: Apply | Reset) -> None:
         if isinstance(step, Reset):

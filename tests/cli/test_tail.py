@@ -20,6 +20,7 @@ from replication.cli.tail import Tail, TailError, read_start
 from replication.errors import CatchUpError, ConfigError
 from replication.storage.contract import facts_gone
 from replication.streams.facts import Fact
+from replication.streams.history import UNKNOWN_HISTORY
 from replication.streams.interfaces import Page
 from replication.web.response import NotAllowedError
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -283,6 +284,43 @@ class TailTests(SynchronousTestCase):
         self.send(peer, "RDATA orders master 6 6")
         self.assertEqual(self.printed(), ["RDATA orders master 6 6"])
         self.assertIn("orders of master went back from 9 to 5", self.stderr.getvalue())
+
+    def test_a_restored_writer_that_has_passed_the_position_is_followed_from_the_end_of_its_backup(self) -> None:
+        self.tail()
+        peer = self.greeted("POSITION orders master 6 6", 'RDATA orders master 7 "lost"')
+        self.answer_pings(peer, '[1,[["first",1,1]]]')
+        self.lose(peer)
+        peer = self.greeted("POSITION orders master 9 9")
+        self.answer_pings(peer, '[2,[["first",1,1],["second",6,6]]]')
+        self.assertEqual(self.source.asked, [("orders", "master", 6, 9)])
+        self.source.answer(9, fact(7, '"new"'), fact(9, "9"))
+        expected = ['RDATA orders master 7 "lost"', 'RDATA orders master 7 "new"', "RDATA orders master 9 9"]
+        self.assertEqual(self.printed(), expected)
+        self.assertIn("orders of master went back from 7 to 6; following from there", self.stderr.getvalue())
+
+    def test_a_history_that_cannot_be_read_is_reported_and_requested_again(self) -> None:
+        self.tail()
+        peer = self.greeted("POSITION orders master 6 6", "RDATA orders master 7 7")
+        self.answer_pings(peer, '[1,[["first",1,1]]]')
+        self.lose(peer)
+        peer = self.greeted("POSITION orders master 7 7", "RDATA orders master 8 8")
+        self.answer_pings(peer, UNKNOWN_HISTORY)
+        self.assertEqual(self.printed(), ["RDATA orders master 7 7"])
+        self.assertIn("orders of master waits: the process at tcp:127.0.0.1:9092 cannot", self.stderr.getvalue())
+        self.reactor.advance(0.5)
+        self.answer_pings(peer, '[1,[["first",1,1]]]')
+        self.assertEqual(self.printed(), ["RDATA orders master 8 8"])
+
+    def greeted(self, *lines: str) -> Any:
+        """Let the latest attempt to connect succeed; the other end sends PINGs back."""
+        return self.connect("PING 1 echo", *lines)
+
+    def answer_pings(self, peer: Any, history: str) -> None:
+        """Send back each PING of ``peer``; one that requests a history receives ``history``."""
+        while pings := [line for line in self.transport.value().decode().splitlines() if line.startswith("PING echo")]:
+            self.transport.clear()
+            for each in pings:
+                self.send(peer, f"{each} {history}" if " orders " in each else each)
 
     def test_a_stream_that_has_not_reached_the_token_is_followed_from_its_position(self) -> None:
         self.tail(start=3)
