@@ -19,7 +19,10 @@ _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may b
 _USER_IS_PASSWORD: Final = ("redis://", "rediss://", "redis+unix://")  # in X@HOST, X is a password without its colon
 # The end of the name of an option with a secret; libpq's sslkey has the name of a file.
 _SECRET: Final = r"(?:password|secret|(?<!ssl)key|token|signature)\w*"
-_ASSIGNED: Final = re.compile(r"(?i)((?:passw|passphrase|secret|token)\w*\s*=\s*)('[^']*'|[^\s:&]+)")
+_VALUE: Final = r"(?:\\.|[^\s:&\\])"  # a character of a value; a backslash keeps the next one in it
+_ASSIGNED: Final = re.compile(
+    rf"(?is)((?:passw|passphrase|secret|token)\w*\s*=\s*)('(?:\\.|[^'\\])*'?|{_VALUE}(?:{_VALUE}|\\$)*)"
+)
 _QUOTED: Final = 8  # characters: a beginning of a secret that is at least so long is hidden, too
 _ARGUMENTS: Final = slice(45, 47)  # of /proc/self/stat behind the name: where the arguments begin and end in memory
 

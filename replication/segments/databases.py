@@ -13,7 +13,13 @@ import msgspec
 
 from replication.errors import ConfigError, StoreError, install_command
 from replication.storage.names import quoted, relation_name
-from replication.storage.postgres.options import CURES_BY_WORDS, ESCAPE, missing_options, splits_password
+from replication.storage.postgres.options import (
+    CURES_BY_WORDS,
+    ESCAPE,
+    may_quote_password,
+    missing_options,
+    splits_password,
+)
 from replication.storage.sqlite.joined import table_of
 from replication.storage.sqlite.session import SqliteSession
 from replication.urls import Url
@@ -240,7 +246,9 @@ def _errors_of(url: Url) -> Iterator[None]:
     except Exception as error:
         if not any(each.__name__ == "Error" for each in type(error).__mro__):
             raise
-        why = url.hide_in(str(error).partition("\n")[0])
+        why = str(error).partition("\n")[0]
+        wrong_form = "URI query parameter" in why and may_quote_password(url.reveal())
+        why = ESCAPE if wrong_form else url.hide_in(why)
         cures = [cure for words, cure in CURES_BY_WORDS.items() if words in why]
         raise StoreError("; ".join([f"database {url!r}: {why}", *cures])) from error
 

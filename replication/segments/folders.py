@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "hdfs")
 _CURE: Final = "put the secret into the environment, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_SECRET_OPTION: Final = re.compile(r"(?i)[?&](?:sig|[^=&]*(?:secret|password|token|key))=")
 MAX_INDEX: Final = 64 * 2**20  # bytes of a manifest, of histories or of a receipt: they are read as a whole
 REMOVALS: Final = 100  # attempts to remove a subfolder in which another process writes
 _RACED: Final = (errno.ENOTEMPTY, errno.ENOENT, errno.EISDIR)  # why such an attempt fails
@@ -38,7 +40,7 @@ def open_folder(url: str | Url) -> Folder:
         return LocalFolder(Path(rest or url))
     if scheme not in SCHEMES:
         raise ConfigError(f"{shown!r} is not a folder: give a path, or {', '.join(f'{each}://' for each in SCHEMES)}…")
-    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+    if ":" in rest.partition("/")[0].rpartition("@")[0] or _SECRET_OPTION.search(rest):
         raise ConfigError(f"{shown}: a URL is logged: {_CURE}")
     return RemoteFolder(url)
 

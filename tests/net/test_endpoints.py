@@ -49,6 +49,11 @@ class EndpointTests(SynchronousTestCase):
         text = describe_endpoint_error("tls:h:1", FileNotFoundError(2, "No such file", "/x"), "tcp:HOST:PORT")
         self.assertEqual(text, "cannot read /x: No such file")
 
+    def test_a_password_before_an_at_sign_is_not_quoted(self) -> None:
+        error = ValueError("invalid literal for int() with base 10: 'hidden@h'")
+        text = describe_endpoint_error("tls:me:hidden@h:1", error, "tcp:HOST:PORT")
+        self.assertEqual(text, "it cannot be used: an endpoint has no user and no password")
+
     def test_tls_without_its_libraries_names_the_extra_to_install(self) -> None:
         for library in ("OpenSSL", "service_identity"):
             with patch.dict("sys.modules", {library: None}):

@@ -187,6 +187,14 @@ def test_a_server_that_does_not_answer_is_named() -> None:
         open_database("postgresql://me@127.0.0.1:1/db")
 
 
+def test_a_part_of_a_password_that_the_driver_takes_for_an_option_is_not_quoted() -> None:
+    pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in the checkout")
+    for wrong in ("password=ab&hidden", "password=ab&hidden=", "sslpassword=ab&hidden"):
+        with pytest.raises(StoreError, match=r"^database 'postgresql://me@127\.0\.0\.1:1/db\?…': .*%XX") as caught:
+            open_database(f"postgresql://me@127.0.0.1:1/db?{wrong}")
+        assert "hidden" not in str(caught.value)
+
+
 def test_postgresql_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "adbc_driver_manager", None)
     with pytest.raises(ConfigError, match=r"^history in PostgreSQL needs adbc_driver_manager: .*\.\[segments\]"):

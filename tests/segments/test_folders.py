@@ -237,9 +237,17 @@ def test_an_unknown_scheme_is_refused_and_the_known_ones_are_listed() -> None:
         open_folder("ftp://here/out")
 
 
-def test_a_secret_in_a_url_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ConfigError, match=r"^s3://…@bucket/out\?…: .*AWS_SECRET_ACCESS_KEY") as caught:
-        open_folder("s3://key:hidden@bucket/out?region=x")
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://key:hidden@bucket/out?region=x", r"s3://…@bucket/out\?…"),
+        ("abfs://container@account/out?sv=1&sig=hidden", r"abfs://container@account/out\?…"),
+        ("abfs://container@account/out?tenant_id=x&client_secret=hidden", r"abfs://container@account/out\?…"),
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, shown: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{shown}: .*AWS_SECRET_ACCESS_KEY") as caught:
+        open_folder(url)
     assert "hidden" not in str(caught.value)
 
 
@@ -286,7 +294,7 @@ def test_a_reason_of_pyarrow_is_its_first_line_without_a_secret(monkeypatch: pyt
 
     monkeypatch.setattr(fs, "FileSystem", Refusing)
     with pytest.raises(ConfigError) as caught:
-        open_folder("s3a://bucket/out?secret_key=hidden")
+        RemoteFolder("s3a://bucket/out?secret_key=hidden")
     assert asked == ["s3://bucket/out?secret_key=hidden"]
     why, cure = str(caught.value).split("; ")
     assert why.startswith("s3a://bucket/out?…: no bucket in s3")

@@ -81,6 +81,29 @@ def test_a_url_of_postgresql_that_cannot_be_read_is_refused_without_its_password
     assert "ret" not in str(refused.value).partition("is no URL")[0].replace("postgresql", "")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "user=me&password=sec&ret",
+        "password=sec&ret==",
+        "password=%zzret",
+        "password=sec ret",
+        "sslpassword=sec&ret",
+        "options=%zzret",
+    ],
+)
+def test_a_wrong_option_of_a_url_of_postgresql_is_not_quoted(wrong: str) -> None:
+    """The driver quotes what it cannot read: a part of a password, if one of its characters was not escaped."""
+    with pytest.raises(ConfigError, match="not a URL of PostgreSQL") as refused:
+        open_store(f"postgresql://here/shop?{wrong}", Pump())
+    assert "ret" not in str(refused.value)
+
+
+def test_the_name_of_an_option_that_does_not_exist_is_quoted() -> None:
+    with pytest.raises(ConfigError, match='"sslmod"'):
+        open_store("postgresql://here/shop?sslmod=require", Pump())
+
+
 def test_without_its_driver_postgresql_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "replication.storage.postgres.store", None)
     with pytest.raises(ConfigError, match=r"pip install 'twisted-replication\[postgres\]'"):

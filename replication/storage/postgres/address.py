@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from replication.errors import ConfigError
-from replication.storage.postgres.options import ESCAPE, missing_options, splits_password
+from replication.storage.postgres.options import ESCAPE, may_quote_password, missing_options, splits_password
 from replication.urls import Url, is_host
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class Address:
         try:
             given = conninfo_to_dict(url)
         except (psycopg.ProgrammingError, UnicodeDecodeError) as error:  # a % in a password may begin a byte
-            # The driver's message may contain the password; without an @ there is none.
-            why = " ".join(str(error).split()) if "@" not in url else ESCAPE
+            why = ESCAPE if may_quote_password(url) else shown.hide_in(" ".join(str(error).split()))
             raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {why}") from None
         host, ports, user = str(given.get("host", "")), str(given.get("port", "")), given.get("user")
         # The driver may take a part of the password for a host, a port or a database.

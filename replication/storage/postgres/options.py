@@ -24,7 +24,7 @@ KEY_CURE: Final = (
     "if the private key has a password, sslpassword in the URL is missing or wrong: give the right one, or write the "
     "key without one, with openssl pkey -in KEY -out FILE"
 )
-ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
+ESCAPE: Final = "in a user, a password and an option, write each of / : @ ? # % & = and white space as %XX"
 POLICY_CURE: Final = "ALTER ROLE … BYPASSRLS for this user, or name another user"
 CURES_BY_WORDS: Final = {  # of the error, whatever its SQLSTATE is
     '": bad decrypt': KEY_CURE,
@@ -47,6 +47,11 @@ def missing_options(given: Mapping[str, object], hosts: str = "") -> dict[str, s
         for name, value in options.items()
         if name == ENCODING or (not given.get(name) and not (has_service and name == "sslpassword"))
     }
+
+
+def may_quote_password(url: str) -> bool:
+    """Return whether libpq may quote a part of a password in an error about the form of the URL."""
+    return "@" in url or "password" in url.lower()
 
 
 def splits_password(url: str) -> bool:
