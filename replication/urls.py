@@ -18,7 +18,7 @@ _PATH: Final = re.compile(r"((?:sqlite|file)://)()(/[^?#]*)(.*)")
 _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may be a token
 _USER_IS_PASSWORD: Final = ("redis://", "rediss://", "redis+unix://")  # in X@HOST, X is a password without its colon
 # The end of the name of an option with a secret; libpq's sslkey has the name of a file.
-_SECRET: Final = r"(?:password|secret|(?<!ssl)key|token|signature)\w*"
+_SECRET: Final = r"(?:password|secret|(?<!ssl)key|token|signature|\bsig)\w*"
 _VALUE: Final = r"(?:\\.|[^\s:&\\])"  # a character of a value; a backslash keeps the next one in it
 _ASSIGNED: Final = re.compile(
     rf"(?is)((?:passw|passphrase|secret|token)\w*\s*=\s*)('(?:\\.|[^'\\])*'?|{_VALUE}(?:{_VALUE}|\\$)*)"

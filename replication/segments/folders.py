@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import shutil
 import stat
 import uuid
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "hdfs")
 _CURE: Final = "put the secret into the environment, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-_SECRET_OPTION: Final = re.compile(r"(?i)[?&](?:sig|[^=&]*(?:secret|password|token|key))=")
 MAX_INDEX: Final = 64 * 2**20  # bytes of a manifest, of histories or of a receipt: they are read as a whole
 REMOVALS: Final = 100  # attempts to remove a subfolder in which another process writes
 _RACED: Final = (errno.ENOTEMPTY, errno.ENOENT, errno.EISDIR)  # why such an attempt fails
@@ -40,7 +38,7 @@ def open_folder(url: str | Url) -> Folder:
         return LocalFolder(Path(rest or url))
     if scheme not in SCHEMES:
         raise ConfigError(f"{shown!r} is not a folder: give a path, or {', '.join(f'{each}://' for each in SCHEMES)}…")
-    if ":" in rest.partition("/")[0].rpartition("@")[0] or _SECRET_OPTION.search(rest):
+    if ":" in rest.partition("/")[0].rpartition("@")[0]:
         raise ConfigError(f"{shown}: a URL is logged: {_CURE}")
     return RemoteFolder(url)
 
@@ -71,7 +69,7 @@ class LocalFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.url = str(self.path)
+        self.url = self.address = str(self.path)
         self._lock: int | None = None
 
     @contextmanager
@@ -194,20 +192,22 @@ class RemoteFolder:
 
     def __init__(self, url: str, system: Any = None) -> None:
         """Open ``url`` with ``system``, a ``pyarrow.fs.FileSystem``; by default with the one that pyarrow finds."""
-        self.url = url.rstrip("/")
-        self._root = self.url.partition("://")[2]
+        self.address = url.rstrip("/")
+        place, options, _ = self.address.partition("?")
+        self.url = f"{place}?…" if options else place  # for messages: an option may be a token
+        self._root = self.address.partition("://")[2]
         self._system = system
         if system is None:
             try:
                 from pyarrow.fs import FileSystem  # noqa: PLC0415 (an extra)
 
-                self._system, self._root = FileSystem.from_uri(self.url.replace("s3a://", "s3://", 1))
+                self._system, self._root = FileSystem.from_uri(self.address.replace("s3a://", "s3://", 1))
             except ImportError as error:
-                raise ConfigError(f"{Url(url)} needs pyarrow: {install_command('segments')}") from error
+                raise ConfigError(f"{self.url} needs pyarrow: {install_command('segments')}") from error
             except (OSError, ValueError, NotImplementedError) as error:
                 why = str(error).partition("\n")[0]
                 why = Url(url).hide_in(why)
-                raise ConfigError(f"{Url(url)}: {why}; or give a folder that all machines mount") from error
+                raise ConfigError(f"{self.url}: {why}; or give a folder that all machines mount") from error
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:

@@ -367,7 +367,7 @@ class Task(msgspec.Struct, frozen=True):
 
 def _task(request: ReplayRequest, folder: Folder, part: StreamRange, histories: Histories) -> Task:
     of_writers = tuple([tuple(histories.get((part.definition.name, each.instance), ())) for each in part.writers])
-    return Task(request.database, folder.url, part, request.options, of_writers)
+    return Task(request.database, folder.address, part, request.options, of_writers)
 
 
 def _work_of(checksum: str) -> str:

@@ -231,23 +231,26 @@ def test_a_path_or_file_url_opens_a_local_folder(tmp_path: Path, monkeypatch: py
     assert open_folder(f"file://{tmp_path}/from://here").url == str(tmp_path / "from:" / "here")
 
 
+def test_an_option_of_a_url_is_in_no_error() -> None:
+    def fail(*_: object) -> None:
+        raise OSError("403 Forbidden")
+
+    folder = RemoteFolder("abfs://files@account/out?sig=hidden", SimpleNamespace(get_file_info=fail))
+    with pytest.raises(StoreError) as caught:
+        folder.size("manifest.json")
+    assert str(caught.value).startswith("abfs://files@account/out?…/manifest.json: ")
+    assert folder.address.endswith("?sig=hidden")
+
+
 def test_an_unknown_scheme_is_refused_and_the_known_ones_are_listed() -> None:
     known = "s3://, s3a://, gs://, abfs://, hdfs://…"
     with pytest.raises(ConfigError, match=f"^'ftp://here/out' is not a folder: give a path, or {known}$"):
         open_folder("ftp://here/out")
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("s3://key:hidden@bucket/out?region=x", r"s3://…@bucket/out\?…"),
-        ("abfs://container@account/out?sv=1&sig=hidden", r"abfs://container@account/out\?…"),
-        ("abfs://container@account/out?tenant_id=x&client_secret=hidden", r"abfs://container@account/out\?…"),
-    ],
-)
-def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, shown: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{shown}: .*AWS_SECRET_ACCESS_KEY") as caught:
-        open_folder(url)
+def test_a_secret_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match=r"^s3://…@bucket/out\?…: .*AWS_SECRET_ACCESS_KEY") as caught:
+        open_folder("s3://key:hidden@bucket/out?region=x")
     assert "hidden" not in str(caught.value)
 
 
@@ -294,7 +297,7 @@ def test_a_reason_of_pyarrow_is_its_first_line_without_a_secret(monkeypatch: pyt
 
     monkeypatch.setattr(fs, "FileSystem", Refusing)
     with pytest.raises(ConfigError) as caught:
-        RemoteFolder("s3a://bucket/out?secret_key=hidden")
+        open_folder("s3a://bucket/out?secret_key=hidden")
     assert asked == ["s3://bucket/out?secret_key=hidden"]
     why, cure = str(caught.value).split("; ")
     assert why.startswith("s3a://bucket/out?…: no bucket in s3")
