@@ -81,15 +81,16 @@ class FollowedHistories:
         Facts up to ``after`` are applied, facts up to ``upto`` are received.  If only facts above ``after`` may be of
         another history, the result is at least ``after``: these facts are fetched again, and nothing is undone.
 
-        If no history was stored, as before the first fact, all facts are trusted.  They wait until a source has
-        answered with the history.  If no source answers, they are applied without one: a Synapse has none.  The history
-        is then stored later, if the connection ``is_open``.
+        If no history was stored, as before the first fact, applied facts are trusted.  Received ones wait until a
+        source has answered with the history.  If no source answers, they are applied without one: a Synapse has none.
+        The history is then stored later, if the connection ``is_open``.
 
         CatchUpError: no source answers now, and a history is stored.  StreamError: no epoch is in common.
         """
         ours = await self.followed(writer)
         if not ours:
-            return upto, await self._first(writer, is_open)
+            theirs = await self._first(writer, is_open)
+            return after if theirs else upto, theirs  # facts of an earlier connection may be of another history
         self.checks += 1
         theirs = await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
         common = common_position(ours, theirs, after)

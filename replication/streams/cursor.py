@@ -295,15 +295,14 @@ class Cursor:
         """Drop everything above ``common``; returns whether nothing is above it, applied or received.
 
         Then ``checked`` ends the check, once the writer's history is stored.  Else the next step is a Reset if facts
-        above ``common`` are applied, and another Check.  With ``both_known``, both ends have a history: it decides, and
-        a lower POSITION is out of date.
+        above ``common`` are applied, and another Check.  If both ends have a history, a lower POSITION is out of date.
         """
         if step.link != self._links or not self.linked:
             return False
-        out_of_date = both_known and min(self.published, self._reset_to) < min(common, self.position)
-        if out_of_date:
+        if both_known and min(self.published, self._reset_to) < min(common, self.position):
             self._reset_to = _MAX_TOKEN
-        if out_of_date or common < min(step.upto, self._reset_to):
+            self.go_back(common)
+        elif common < min(step.upto, self._reset_to):
             self.go_back(common)
         elif self.position <= self._reset_to:
             return True
@@ -343,10 +342,7 @@ class Cursor:
             self._advance_tail(max(self._tail, self.position))
 
     def fetched(self, step: CatchUp, page: Page) -> None:
-        """Take the missing facts from the page of ``step``; nothing if the writer was reset since.
-
-        CatchUpError if the page is out of order or does not reach beyond ``step.after``.
-        """
+        """Take the page of ``step``, unless the writer was reset since; CatchUpError if it is wrong or has nothing."""
         if step.resets != self._resets:
             return
         tokens = tokens_of(page.facts)

@@ -116,6 +116,20 @@ class CopyTests(HistoryCase):
         self.process.clock.advance(1.0)
         self.assertEqual((self.stored(), self.stored_history()), (([fact(2, '"new"')], 2), ["other"]))
 
+    def test_facts_that_were_received_before_the_first_history_are_fetched_again(self) -> None:
+        """The database may have been restored since."""
+        self.gate, self.answer = Deferred(), succeed(False)
+        self.at(0, 1)
+        self.rows(fact(2, '"lost"'))
+        self.follower.connection_lost("link")
+        self.published = CatchUpError("refused")
+        self.gate.callback(None)
+        self.answer, self.published = None, [A]
+        self.process.pages = [Page([fact(3, '"new"')], Token(3), limited=False)]
+        self.at(3, 3, link="next")
+        self.process.clock.advance(1.0)
+        self.assertEqual(self.stored(), ([fact(3, '"new"')], 3))
+
     def test_a_source_that_does_not_answer_delays_no_first_facts(self) -> None:
         self.published = CatchUpError("refused")
         self.at(0, 1)
@@ -148,7 +162,7 @@ class CopyTests(HistoryCase):
         self.answer = None
         self.at(1, 1, link="two")
         self.process.clock.advance(1.0)
-        self.assertEqual((self.stored_history(), self.asked), (["a", "b"], 2))
+        self.assertEqual((self.stored_history(), self.asked), (["a", "b"], 3))
 
     def test_a_connection_that_is_lost_while_the_audit_is_confirmed_is_no_error(self) -> None:
         self.follow_to_eleven()

@@ -408,8 +408,8 @@ class CheckedLink(OneLink):
         return super().page(step, data)
 
     def check(self, step: Check) -> None:
-        """Compare the histories; the first one is trusted."""
-        common = step.upto
+        """Compare the histories; with the first one, what is applied is trusted."""
+        common = step.after
         if self.followed:
             found = common_position(self.followed, self.history, step.upto)
             common = Token(0) if found is None else found  # --accept-new-history
