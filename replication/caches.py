@@ -99,8 +99,8 @@ class _Signature:
         positional = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
         # Calls with this number of positional arguments need no binding.
         self.arity = positional if positional == len(kinds) else -1
-        # How many keys a wire key has; 0: any number.
-        self.keys = 0 if inspect.Parameter.VAR_POSITIONAL in kinds else len(kinds)
+        # How many keys a wire key has; None: any number.
+        self.keys = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(kinds)
         self._defaults: dict[int, Arguments] = {}  # the defaults to add, by the number of arguments given
         if inspect.Parameter.VAR_POSITIONAL not in kinds:
             for given in range(positional, -1, -1):
@@ -195,7 +195,7 @@ class _Memory:
     """
 
     _max_entries: int
-    _keys: int  # of each wire key; 0: any number
+    _keys: int | None  # of each wire key; None: any number
     _invalidating: _Invalidating
     # Re-entrant: the application's code may run when a value is removed.
     _lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
@@ -248,10 +248,14 @@ class _Memory:
                 self._remove_from_index(key)
 
     def invalidate(self, wire: WireKey) -> None:
-        """Remove every entry and flight with the wire key ``wire``, or that begin with it if it is shorter."""
+        """Remove every entry and flight with the wire key ``wire``, or that begin with it if it is shorter.
+
+        Keys beyond the last argument are of another function, which has more: they do not count.
+        """
         with self._lock:
+            wire = wire[: self._keys]
             size = len(wire)
-            if size >= self._keys:
+            if self._keys is None or size == self._keys:
                 self._flights.pop(wire, None)
                 found = [wire, *self._index.get(wire, ())]
             elif size:
@@ -275,7 +279,7 @@ class _Memory:
 
     def _index_keys(self, key: Arguments, wire: WireKey) -> list[WireKey]:
         """Return the keys of the index under which an entry is found."""
-        return [*((wire,) if key != wire else ()), *((wire[:1],) if self._keys > 1 else ())]
+        return [*((wire,) if key != wire else ()), *((wire[:1],) if (self._keys or 0) > 1 else ())]
 
     def clear(self) -> None:
         """Remove every entry and flight."""

@@ -755,10 +755,32 @@ class StreamTests(CacheTests):
     def test_unknown_names_and_keys_are_ignored(self) -> None:
         """Unknown names, unknown keys, and fields of a newer release are ignored."""
         self.get_order(17)
-        self.caches.apply([["get_user", ["17"], NOW], ["get_order", ["18"], NOW], ["get_order", ["17", "1"], NOW]])
+        self.caches.apply([["get_user", ["17"], NOW], ["get_order", ["18"], NOW]])
         self.assertEqual(self.get_order(17), 1)
         self.caches.apply([["get_order", ["17"], NOW, "later"]])
         self.assertEqual(self.get_order(17), 2)
+
+    def test_keys_beyond_the_arguments_do_not_count(self) -> None:
+        """One row may be for several functions; it removed nothing from one with fewer arguments."""
+
+        @self.caches.cached()
+        def get_price(product: str) -> int:
+            return self.note("price", product)
+
+        @self.caches.cached()
+        def get_sum() -> int:
+            return self.note("sum")
+
+        self.caches.fan_out("changed", "get_price", "get_sum")
+        for product in ("tea", "rice"):
+            get_price(product)
+        get_sum()
+        self.caches.apply([["changed", ["tea", "EUR"], 1]])
+        self.computed.clear()
+        for product in ("tea", "rice"):
+            get_price(product)
+        get_sum()
+        self.assertEqual(self.computed, [("price", "tea"), ("sum",)])
 
     def test_fewer_keys_than_arguments_are_a_prefix(self) -> None:
         """A Synapse names all entries of a user so; an exact key was required, and they stayed."""
@@ -778,7 +800,7 @@ class StreamTests(CacheTests):
             (("b", "2", "True"), [("b", 2, True)]),
             ((), calls),
             (("c",), []),
-            (("a", "1", "True", "more"), []),
+            (("a", "1", "True", "more"), [("a", "1", True), ("a", 1, True)]),
         ):
             for user, device, full in calls:
                 get_device(user, device, full=full)
