@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from replication.web.client import HttpCatchUp
     from replication.wire.grammar import InstanceName, StreamName
 
-LONGEST_PAUSE: Final = 60.0  # seconds between two attempts, while a process does not answer
+LONGEST_PAUSE: Final = 60.0  # seconds between two looks, while a process does not answer or there is a note
 OF_DATABASE: Final = {"writing", "elsewhere", "former"}  # states of a writer at a process that has the database
 
 
@@ -66,19 +66,29 @@ class LostWriters:
     # ---- inside
 
     async def _look(self, number: int) -> None:
-        pause, notes = self._patience, None
-        while notes is None:
+        """Note what two looks in a row have found: a process may be about to take over the name of a writer.
+
+        As long as there is a note, look again: it ends once a process knows that writer.
+        """
+        pause, before = self._patience, self._notes
+        while True:
             await self._lifetime.sleep(pause)
             if not self._is_complete(number):
                 return
             try:
-                notes = await self._find_all()
+                found = await self._find_all()
             except ReplicationError:  # a process or the store does not answer
                 pause = min(2 * pause, LONGEST_PAUSE)
-        if self._is_complete(number):
-            for note in [note for name, found in notes.items() for note in found if note not in self.notes(name)]:
+                continue
+            if not self._is_complete(number):
+                return
+            notes = {name: [note for note in each if note in before.get(name, ())] for name, each in found.items()}
+            for note in [note for name, each in notes.items() for note in each if note not in self.notes(name)]:
                 self.log.warn("{note}", note=note)
             self._notes = notes
+            if not any(found.values()):
+                return
+            pause, before = LONGEST_PAUSE if any(notes.values()) else self._patience, found
 
     def _is_complete(self, number: int) -> bool:
         """Whether all processes are connected, and this is the last look; over Redis, any process may be silent."""
