@@ -145,8 +145,15 @@ class FollowedHistories:
             return after  # of an empty stream
         if self.accept_new:
             return Token(0) if theirs else after
+        if not theirs:
+            raise StreamError(
+                f"{writer} has no history of {self._stream} now: not the one that was followed up to {after}. Nothing "
+                "is deleted here. Version 0.1 has no histories: if the writer runs it, install this version there. "
+                "Else start the writer with the right database. Or start with --accept-new-history as long as the "
+                f"writer has none, to go on after {after}: what was applied stays, and is not received again"
+            )
         raise StreamError(
-            f"{writer} has another history of {self._stream}, or none: not the one that was followed up to {after}. "
+            f"{writer} has another history of {self._stream}: not the one that was followed up to {after}. "
             "Was its database emptied or exchanged? Nothing is deleted here. Start the writer with the right database, "
             f"or {ACCEPT} to follow this one from the beginning. Before that, undo by hand what a function without "
             "on_reset has applied: it receives all facts again"
