@@ -29,6 +29,7 @@ IDS_SETTINGS: Final[Mapping[str, str]] = {
     "tcp_keepalives_idle": "15",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "30000",  # ms; there are no keepalives while an answer is not acknowledged
 }
 
 # For the short session that takes over names.  It waits 2 s at most for the end of the former holder's sessions.
@@ -205,7 +206,7 @@ class PostgresIds:
                 )
             raise ClaimedError(
                 f"database {self.session.name!r}: another process writes as {name!r}: {holder}; "
-                "give each process a name of its own",
+                "give each process a name of its own; if the machine of that process has vanished, try again in 30 s",
                 holder=holder,
             )
 

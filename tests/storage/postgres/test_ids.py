@@ -235,6 +235,12 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         for name in (ME, OTHER):
             self.refusal(self.make_ids(), name)
 
+    def test_a_name_of_a_machine_that_has_vanished_is_free_soon(self) -> None:
+        """Also if the machine has not acknowledged an answer: then TCP sends that again, and no keepalives."""
+        times = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+        idle, interval, probes, unacknowledged = [int(self.ids.session.run(f"SHOW {each}")[0][0]) for each in times]
+        self.assertEqual((idle + interval * probes, unacknowledged), (30, 30_000))
+
     def test_f17_a_name_is_claimed_again_before_an_id_is_allocated(self) -> None:
         """A restart of the server releases the claim; each allocation renews it first."""
         self.ids.claim(ME)
