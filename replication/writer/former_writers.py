@@ -299,6 +299,8 @@ class FormerWriters:
             if writer in claimed:
                 continue
             upto, before = reached[name], stored.get(name, {}).get(writer, Token(0))
+            if before > position:
+                continue  # another process has raised it since the claims were read
             history, epoch = histories[name, writer], self._epochs.get((name, writer))
             begins = epoch is None or not history or history[-1].name != epoch.name
             if epoch is None or begins:

@@ -184,6 +184,34 @@ class FormerWritersTests(SharedCase):
         stopped = begin(master.stop())
         self.assertEqual(stopped, [None])
 
+    def test_f17_no_epoch_is_stored_at_a_position_that_another_process_has_raised_meanwhile(self) -> None:
+        """That epoch would begin below the raised position, and followers that have received it would go back."""
+        definition, former, first, master = self.start_second()
+        other = Epoch("raised-other.b", Token(4), Token(5))
+        now(master.stream("notes").append([["a"], ["b"]]))
+        self.net.advance(1.0)
+        read, raised = self.store.positions, False
+
+        async def raised_after(stream: StreamName) -> object:
+            nonlocal raised
+            found = await read(stream)
+            if not raised:
+                raised = True
+                await self.store.store_histories(former, {definition.name: [first, other]})
+                self.shared.others_write("notes", former, 5)
+            return found
+
+        self.store.positions = raised_after  # type: ignore[method-assign, assignment]
+        self.net.advance(1.0)
+        self.assertTrue(raised)
+        self.assertEqual([*now(self.store.history(definition.name, former))], [first, other])
+        self.net.pump([1.0] * 2)
+        *before, (name, settled, start) = now(self.store.history(definition.name, former))
+        self.assertEqual((before, settled, start), ([first, other], 5, 6))
+        self.assertTrue(name.startswith("raised-5-"), name)
+        stopped = begin(master.stop())
+        self.assertEqual(stopped, [None])
+
     def test_f17_no_epoch_is_stored_for_a_writer_that_is_back(self) -> None:
         """Its own epoch has begun: another one after that would send its followers back."""
         definition, former = StreamDefinition("notes", writers=("second", "third")), InstanceName("former")
