@@ -137,9 +137,11 @@ class FollowedLinks:
         """Note whether a relay has found all of its writers (docs/protocol/connection.md B2); return the words."""
         words = ping.text.split()
         match words:
-            case [Ping.COMPLETE] | [_, Ping.ECHO]:
+            case [Ping.COMPLETE]:
                 self._partial.discard(link)
                 self._were_partial.discard(link)
+            case [_, Ping.ECHO]:
+                self._partial.discard(link)
             case [Ping.PARTIAL] | [_, Ping.PARTIAL, Ping.ECHO]:
                 self._partial.add(link)
         return words
@@ -150,7 +152,7 @@ class FollowedLinks:
 
     def following(self, link: IWriterLink) -> None:
         """Note that a link follows: its first positions are complete if it has sent any."""
-        self._were_partial.discard(link)  # an older version of a relay does not send whether it has found all
+        self._were_partial.discard(link)  # not at its PING: a process that starts may send ``partial`` after that
         first = self._first[link]
         if link in self._sent and not first.called:
             first.callback(None)

@@ -150,6 +150,11 @@ class FormerWriters:
         """Return the names that will be former writers of a stream: they are claimed, and no process is connected."""
         return [each for each, connected in self._claimed.get(stream, {}).items() if not connected]
 
+    def all_sent(self, stream: StreamName) -> bool:
+        """Whether followers were sent a position of each former writer of a stream, and of each name to take over."""
+        unsent = any(name == stream for name, _ in self._unsent)
+        return not unsent and self.of(stream).keys() >= {*self.to_take_over(stream)}
+
     async def refresh(self) -> None:
         """Read which former writers run now: stop or begin to publish their positions.
 
@@ -299,6 +304,8 @@ class FormerWriters:
             if writer in claimed:
                 continue
             upto, before = reached[name], stored.get(name, {}).get(writer, Token(0))
+            if before > position:
+                continue  # another process has raised it since the claims were read
             history, epoch = histories[name, writer], self._epochs.get((name, writer))
             begins = epoch is None or not history or history[-1].name != epoch.name
             if epoch is None or begins:

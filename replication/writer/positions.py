@@ -127,6 +127,7 @@ class Positions:
             await self._store_positions([*self._streams.values()])
             await self._store.claim(self._instance_name)
             await self.former.poll()
+            self.look_for_missing()
             await self._mark_truncated()
         except StoreError:  # an append reports it; the next poll tries again
             return
@@ -134,6 +135,7 @@ class Positions:
     async def refresh(self) -> None:
         """Read which former writers run now; ``lines`` is called after this."""
         await self.former.refresh()
+        self.look_for_missing()
 
     def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines that answer REPLICATE for ``streams``, or for all streams if that is empty."""
@@ -147,12 +149,15 @@ class Positions:
         return lines
 
     def look_for_missing(self) -> None:
-        """Note whether each stream that this process publishes has a position now.
+        """Note whether followers were sent a position of each writer of the streams that this process publishes.
 
-        A mapped table has none while a transaction that has allocated an ID there is open since before the start.
+        A mapped table has none while a transaction that has allocated an ID there is open since before the start.  A
+        removed writer that has ended may have none until its name is taken over.
         """
         published = [each for each in self._streams.values() if each.outgoing.publishes]
-        complete = all(each.publisher.ids.horizon_known for each in published)
+        complete = all(
+            each.publisher.ids.horizon_known and self.former.all_sent(each.definition.name) for each in published
+        )
         if complete != self.is_complete:
             self.is_complete = complete
             self.on_complete()

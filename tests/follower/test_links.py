@@ -189,6 +189,22 @@ class LinksTests(SynchronousTestCase):
         self.links.pinged(link, Ping("partial"))
         self.links.lost(link)
         self.links.pinged(link, Ping("3 echo"))
+        self.links.following(link)
+        self.assertTrue(self.links.all_writers_found())
+
+    def test_a_process_that_was_partial_is_complete_once_it_follows_again(self) -> None:
+        """While it starts, it does not have to know yet that a position is missing, and its PING has no ``partial``."""
+        link = self.add("tcp:a:1")
+        self.links.position_received(link, ORDERS, ONE)
+        self.links.following(link)
+        self.links.pinged(link, Ping("partial"))
+        self.links.lost(link)
+        self.links.pinged(link, Ping("2 echo"))
+        self.assertFalse(self.links.all_writers_found())
+        self.links.pinged(link, Ping("partial"))
+        self.links.following(link)
+        self.assertFalse(self.links.all_writers_found())
+        self.links.pinged(link, Ping("complete"))
         self.assertTrue(self.links.all_writers_found())
 
     def test_a_link_is_open_if_it_answers(self) -> None:

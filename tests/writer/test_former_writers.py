@@ -18,6 +18,7 @@ from tests.doubles import Wire, begin, connect, lines_of, logged, now
 from tests.serving import ORDERS, MasterCase, SharedCase
 
 REMOVED = InstanceName("removed")
+PARTIAL, COMPLETE = "PING partial", "PING complete"
 
 if TYPE_CHECKING:
     from replication.writer.master import Master
@@ -64,11 +65,11 @@ class FormerWritersTests(SharedCase):
         self.shared.others_write("notes", removed, 9)  # and it ends, or the server was restarted
         self.shared.there = set()
         self.net.pump([1.0] * 5)
-        self.assertEqual(self.new_lines(wire), ["POSITION notes second 7 9"])
+        self.assertEqual(self.new_lines(wire), ["POSITION notes second 7 9", PARTIAL])
         self.send(wire, "REPLICATE notes")
         self.assertEqual(self.new_lines(wire), ["POSITION notes second 9 9"])
         self.net.advance(1.0)
-        lines = ["POSITION notes removed 9 9"]
+        lines = ["POSITION notes removed 9 9", COMPLETE]
         self.assertEqual(self.new_lines(wire), lines)
         self.send(wire, "REPLICATE notes")
         self.assertEqual(self.new_lines(wire), ["POSITION notes removed 9 9", "POSITION notes second 9 9"])
@@ -84,7 +85,10 @@ class FormerWritersTests(SharedCase):
         self.net.pump([1.0] * 6)
         self.assertEqual(
             self.new_lines(wire),
-            ["PING history notes removed", "POSITION notes removed 9 12", "POSITION notes later 12 12"],
+            [
+                *("PING history notes removed", "POSITION notes removed 9 12"),
+                *(PARTIAL, "POSITION notes later 12 12", COMPLETE),
+            ],
         )
 
         self.store.close_gate("positions")
@@ -181,6 +185,34 @@ class FormerWritersTests(SharedCase):
         self.store.open_gate("raise position")
         self.assertEqual([*now(self.store.history(definition.name, former))], [first, other])
         self.assertEqual(now(self.store.stored_positions())[definition.name][former], 7)
+        stopped = begin(master.stop())
+        self.assertEqual(stopped, [None])
+
+    def test_f17_no_epoch_is_stored_at_a_position_that_another_process_has_raised_meanwhile(self) -> None:
+        """That epoch would begin below the raised position, and followers that have received it would go back."""
+        definition, former, first, master = self.start_second()
+        other = Epoch("raised-other.b", Token(4), Token(5))
+        now(master.stream("notes").append([["a"], ["b"]]))
+        self.net.advance(1.0)
+        read, raised = self.store.positions, False
+
+        async def raised_after(stream: StreamName) -> object:
+            nonlocal raised
+            found = await read(stream)
+            if not raised:
+                raised = True
+                await self.store.store_histories(former, {definition.name: [first, other]})
+                self.shared.others_write("notes", former, 5)
+            return found
+
+        self.store.positions = raised_after  # type: ignore[method-assign, assignment]
+        self.net.advance(1.0)
+        self.assertTrue(raised)
+        self.assertEqual([*now(self.store.history(definition.name, former))], [first, other])
+        self.net.pump([1.0] * 2)
+        *before, (name, settled, start) = now(self.store.history(definition.name, former))
+        self.assertEqual((before, settled, start), ([first, other], 5, 6))
+        self.assertTrue(name.startswith("raised-5-"), name)
         stopped = begin(master.stop())
         self.assertEqual(stopped, [None])
 
@@ -413,7 +445,7 @@ class FormerWritersTests(SharedCase):
         wire = connect(self.second.factory())
         self.addCleanup(wire.lose)
         self.send(wire, "REPLICATE notes")
-        self.assertEqual(lines_of(wire.read())[2:], ["POSITION notes second 7 7"])
+        self.assertEqual([line for line in lines_of(wire.read())[2:] if line != PARTIAL], ["POSITION notes second 7 7"])
         self.shared.there = set()
         self.store.asked.clear()
         return wire
@@ -424,9 +456,10 @@ class FormerWritersTests(SharedCase):
             with self.subTest(ran=ran):
                 wire = self.unsettled(ran=ran)
                 self.net.pump([1.0] * ENDED_AFTER)
-                self.assertEqual((self.new_lines(wire), self.store.asked.count("take over removed")), ([], 0))
+                lines = [PARTIAL] if ran else []
+                self.assertEqual((self.new_lines(wire), self.store.asked.count("take over removed")), (lines, 0))
                 self.net.advance(1.0)
-                self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7"])
+                self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7", COMPLETE])
                 self.net.pump([1.0] * 2 * ENDED_AFTER)
                 self.assertEqual((self.new_lines(wire), self.store.asked.count("take over removed")), ([], 1))
                 wire.lose()
@@ -434,10 +467,40 @@ class FormerWritersTests(SharedCase):
                 self.store = self.make_store()
                 now(self.store.open())
 
+    def test_f17_followers_learn_that_the_position_of_a_former_writer_is_missing(self) -> None:
+        """Without that, the first number of a token passed its facts at a relay that was started again meanwhile."""
+        early = self.unsettled(ran=True)
+        late = connect(self.second.factory())
+        self.addCleanup(late.lose)
+        self.assertRegex(lines_of(late.read())[1], r"^PING \d+ echo$")
+        self.send(late, "REPLICATE notes")
+        self.assertEqual(lines_of(late.read()), [PARTIAL, "POSITION notes second 7 7"])
+        self.assertEqual(self.new_lines(early), [PARTIAL])
+        latest = connect(self.second.factory())
+        self.addCleanup(latest.lose)
+        self.assertRegex(lines_of(latest.read())[1], r"^PING \d+ partial echo$")
+        self.net.pump([1.0] * ENDED_AFTER)
+        self.assertEqual(self.new_lines(early), [])
+        self.net.advance(1.0)
+        for wire in (early, late):
+            self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7", COMPLETE])
+
+    def test_f17_a_position_that_only_an_answer_has_is_missing_until_all_followers_have_it(self) -> None:
+        early = self.unsettled(ran=True)
+        self.shared.claimed = set()  # another process has taken over the name
+        late = connect(self.second.factory())
+        self.addCleanup(late.lose)
+        late.read()
+        self.send(late, "REPLICATE notes")
+        self.assertEqual(lines_of(late.read())[::2], [PARTIAL, "POSITION notes second 7 7"])
+        self.assertEqual(self.new_lines(early), [PARTIAL])
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(early), ["POSITION notes removed 7 7", COMPLETE])
+
     def test_f17_a_name_is_taken_over_also_if_no_writers_are_configured(self) -> None:
         wire = self.unsettled(ran=False, writers=())
         self.net.pump([1.0] * (1 + ENDED_AFTER))
-        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7"])
+        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7", COMPLETE])
 
     def test_f17_the_position_of_a_writer_that_was_never_connected_is_raised_once_its_name_is_taken_over(self) -> None:
         """Its stored position is sent at once; the one beyond it is not."""
@@ -493,7 +556,7 @@ class FormerWritersTests(SharedCase):
         with logged(LogLevel.info) as messages:
             self.store.open_gate("take over removed")
             self.net.pump([1.0] * 2 * ENDED_AFTER)
-        self.assertEqual((self.new_lines(wire), messages), ([], []))
+        self.assertEqual((self.new_lines(wire), messages), ([PARTIAL, COMPLETE], []))
         self.assertEqual(self.store.asked.count("take over removed"), 1)
         self.assertEqual(self.shared.claimed, {REMOVED})
 
@@ -507,11 +570,11 @@ class FormerWritersTests(SharedCase):
         self.assertIn("names cannot be taken over: removed: permission denied", message)
         self.shared.others_write("notes", "third", 9)
         self.net.advance(1.0)
-        self.assertEqual(self.new_lines(wire), ["POSITION notes second 7 9"])
+        self.assertEqual(self.new_lines(wire), [PARTIAL, "POSITION notes second 7 9"])
         del self.store.errors["take over removed"]
         with logged(LogLevel.info) as messages:
             self.net.pump([1.0] * 2 * ENDED_AFTER)
-        lines = ["POSITION notes removed 7 7", "PING history notes removed", "POSITION notes removed 7 9"]
+        lines = ["POSITION notes removed 7 7", COMPLETE, "PING history notes removed", "POSITION notes removed 7 9"]
         self.assertEqual(self.new_lines(wire), lines)
         self.assertEqual(len(messages), 1)
 
@@ -523,7 +586,7 @@ class FormerWritersTests(SharedCase):
         self.store.errors["take over another"] = StoreError("permission denied")
         with logged() as messages:
             self.net.pump([1.0] * 3 * ENDED_AFTER)
-        self.assertEqual((self.new_lines(wire), len(messages)), (["POSITION notes removed 7 7"], 1))
+        self.assertEqual((self.new_lines(wire), len(messages)), ([PARTIAL, "POSITION notes removed 7 7"], 1))
 
     def test_f17_polls_that_failed_do_not_count_for_a_takeover(self) -> None:
         """While the server restarts, no process is connected."""
@@ -535,7 +598,7 @@ class FormerWritersTests(SharedCase):
         self.net.pump([1.0] * (ENDED_AFTER - 1))
         self.assertNotIn("take over removed", self.store.asked)
         self.net.pump([1.0] * 2)
-        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7"])
+        self.assertEqual(self.new_lines(wire), [PARTIAL, "POSITION notes removed 7 7", COMPLETE])
 
 
 class AloneTests(MasterCase):

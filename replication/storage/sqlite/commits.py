@@ -13,7 +13,7 @@ from replication.storage.tables.histories import get_history
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from replication.storage.contract import Batch
     from replication.storage.sqlite.session import SqliteSession
@@ -49,6 +49,11 @@ class KnownCommits:
                 self._positions[key] = known
                 if write.facts and write.facts[-1].token > known:
                     self._above = table, write
+
+    def forget_histories(self, writer: InstanceName, streams: Collection[StreamName], follower: str) -> None:
+        """Forget histories that are changed now: a call that begins before they are noted finds others."""
+        for stream in streams:
+            self._histories.pop((stream, writer, follower), None)
 
     def note_histories(self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str) -> None:
         """Note histories that were stored: a backup from before this start has the positions, but another epoch."""

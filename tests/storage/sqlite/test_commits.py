@@ -6,12 +6,14 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CommitsLostError, PositionMovedError
+from replication.storage.sqlite.commits import KnownCommits
+from replication.storage.sqlite.session import SqliteSession
 from replication.storage.sqlite.store import SqliteStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.history import Epoch
@@ -82,6 +84,24 @@ class RestoreTests(UsesStore, SynchronousTestCase):
     def test_a_lost_fact_above_an_open_id_is_noticed(self) -> None:
         """The position stays below it."""
         self.loses(write(2, facts(5)))
+
+    def test_a_history_that_is_stored_and_not_noted_yet_is_not_lost(self) -> None:
+        """Another call may begin in between, and a table may be new."""
+        first, second = Epoch("first", Token(1), Token(1)), Epoch("second", Token(2), Token(2))
+        self.wait(self.store.store_histories(ME, {ORDERS: [first]}))
+        self.commit(write(1, facts(1)))
+        note = KnownCommits.note_histories
+
+        def check_first(known: KnownCommits, *args: Any) -> None:
+            known._version = known._schema = 0  # another process has committed, and there is a new table
+            with closing(SqliteSession(self.path)) as session:
+                session.connect()
+                known.check(session)
+            note(known, *args)
+
+        self.patch(KnownCommits, "note_histories", check_first)
+        self.wait(self.store.store_histories(ME, {ORDERS: [first, second]}))
+        self.wait(self.store.raise_position(write(2), [first, second, second], [first, second]))
 
     def test_a_lost_history_is_noticed(self) -> None:
         """A backup from before the last start may have all facts and positions."""
