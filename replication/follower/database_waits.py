@@ -1,7 +1,8 @@
-"""Transactions of one stream that wait for the database: logged once for each wait, and shown in the stream's status.
+"""Transactions of one stream that wait: logged once for each wait, and shown in the stream's status.
 
-A wait is a delay, like an open ID: the stream goes on by itself, so the process stays ready (docs/operations.md,
-Transactions that wait).  If the database refuses a statement instead, there is an error, and the stream is stopped.
+A transaction waits for the database, or for a function that awaits something else.  A wait is a delay, like an open ID:
+the stream goes on by itself, so the process stays ready (docs/operations.md, Transactions that wait).  If the database
+refuses a statement instead, there is an error, and the stream is stopped.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _T = TypeVar("_T")
 
 # SQLite refuses a statement after 5 s, if another process holds the lock: then there is an error, and no wait.
 NOTED_AFTER: Final = 6.0  # seconds without an answer; it is noted after twice this time and PATIENCE at the latest
+FUNCTION_NOTED_AFTER: Final = 60.0  # seconds without a statement: a function that awaits something else
 PATIENCE: Final = 2.0  # seconds in which the database must answer what a transaction waits for
 
 
@@ -70,11 +72,17 @@ class WatchedTransaction:
 
 
 class _Look(NamedTuple):
-    """A call that had not returned when it was looked at."""
+    """A call that had not returned when it was looked at, or a function that had made no further one."""
 
     transaction: WatchedTransaction
+    begun: int
     returned: int
     at: float  # seconds: the time of the first look
+
+    @property
+    def in_call(self) -> bool:
+        """Whether it is a call that had not returned."""
+        return self.returned < self.begun
 
 
 @attrs.define(eq=False, repr=False)
@@ -94,7 +102,7 @@ class DatabaseWaits:
     _whose: str
     _lifetime: Lifetime
     _open: WatchedTransaction | None = attrs.field(init=False, default=None)
-    _waiting: _Look | None = attrs.field(init=False, default=None)  # the call that had not returned at the last look
+    _waiting: _Look | None = attrs.field(init=False, default=None)  # what went on at the last look
     # What it waits for, "" if that is not known; None unless a wait was noted.
     _why: str | None = attrs.field(init=False, default=None)
 
@@ -115,15 +123,13 @@ class DatabaseWaits:
         return self._open is not None
 
     async def look(self) -> None:
-        """Note a call that has not returned since the last look."""
-        watched, before = self._open, self._waiting
+        """Note a call that has not returned since the last look, and a function that makes none for long."""
+        watched, before, seconds = self._open, self._waiting, self._lifetime.clock.seconds()
         if before is None or not self._is_same(before):
             self._note_answer()
-            self._waiting = None
-            if watched is not None and watched.returned < watched.begun:
-                self._waiting = _Look(watched, watched.returned, self._lifetime.clock.seconds())
-        elif self._why is None:
-            why = await self._ask(before.transaction)
+            self._waiting = None if watched is None else _Look(watched, watched.begun, watched.returned, seconds)
+        elif self._why is None and (before.in_call or seconds - before.at >= FUNCTION_NOTED_AFTER):
+            why = await self._ask(before.transaction) if before.in_call else ""
             if self._is_same(before):
                 self._why = why
                 self.log.warn("{stream}: {what}", stream=self._stream, what=self._describe(why))
@@ -136,7 +142,8 @@ class DatabaseWaits:
     # ---- inside
 
     def _is_same(self, look: _Look) -> bool:
-        return self._open is look.transaction and look.transaction.returned == look.returned
+        transaction = look.transaction
+        return self._open is transaction and (transaction.begun, transaction.returned) == (look.begun, look.returned)
 
     async def _ask(self, watched: WatchedTransaction) -> str:
         asking = Deferred.fromCoroutine(watched.blockers()).addTimeout(PATIENCE, self._lifetime.clock)
@@ -148,14 +155,23 @@ class DatabaseWaits:
 
     def _describe(self, why: str) -> str:
         seconds = self._seconds()
+        if not self._is_in_call():
+            return (
+                f"its {self._whose} has run for more than {seconds:.0f} s, and awaits something other than the "
+                "database: give what it awaits a timeout"
+            )
         waits = f"a transaction of its {self._whose} has waited for the database for more than {seconds:.0f} s"
         return f"{waits}: it waits for {why}" if why else waits
 
     def _note_answer(self) -> None:
         if self._why is not None:
             self._why = None
-            text = "{stream}: the wait for the database is over, after {s:.0f} s"
-            self.log.info(text, stream=self._stream, s=self._seconds())
+            what = "database" if self._is_in_call() else self._whose
+            text = "{stream}: the wait for the {what} is over, after {s:.0f} s"
+            self.log.info(text, stream=self._stream, what=what, s=self._seconds())
+
+    def _is_in_call(self) -> bool:
+        return self._waiting is not None and self._waiting.in_call
 
     def _seconds(self) -> float:
         return 0.0 if self._waiting is None else self._lifetime.clock.seconds() - self._waiting.at

@@ -12,7 +12,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.deferreds import Lifetime
 from replication.errors import StoreError
-from replication.follower.database_waits import NOTED_AFTER, PATIENCE, DatabaseWaits, look_for_waits
+from replication.follower.database_waits import (
+    FUNCTION_NOTED_AFTER,
+    NOTED_AFTER,
+    PATIENCE,
+    DatabaseWaits,
+    look_for_waits,
+)
 from replication.web.health import Health
 from tests.doubles import begin, now
 from tests.follower.cases import HELLO, ORDERS, WorkerCase, position, rdata
@@ -115,6 +121,22 @@ class DatabaseWaitsTests(SynchronousTestCase):
             self.assertEqual(self.pass_time(NOTED_AFTER), [])
         self.assertIsNone(self.waits.note)
 
+    def test_a_function_that_awaits_something_else_for_a_minute_is_logged_once(self) -> None:
+        """Nothing showed a function that never returns: its stream stood, and health, status and log were good."""
+        transaction = self.waits.begin(self.slow)
+        self.slow.answer.callback([])
+        now(transaction.execute("SELECT 1"))
+        self.assertEqual(self.pass_time(NOTED_AFTER + FUNCTION_NOTED_AFTER - 1), [])
+        why = "its function has run for more than {} s, and awaits something other than the database: give what it "
+        why += "awaits a timeout"
+        self.assertEqual(self.pass_time(1), [f"orders: {why.format(60)}"])
+        self.assertEqual(self.pass_time(100), [])
+        self.assertEqual(self.waits.note, f"stream 'orders': {why.format(160)}")
+        now(transaction.execute("SELECT 2"))
+        self.assertEqual(self.pass_time(NOTED_AFTER), ["orders: the wait for the function is over, after 162 s"])
+        self.assertIsNone(self.waits.note)
+        self.waits.end()
+
     def test_statements_that_each_take_less_are_no_wait(self) -> None:
         transaction = self.waits.begin(self.slow)
         for _ in range(10):
@@ -138,6 +160,7 @@ class DatabaseWaitsTests(SynchronousTestCase):
         begin(self.waits.begin(self.slow).commit([]))
         self.assertEqual(self.pass_time(2 * NOTED_AFTER), [])
         self.slow.answer.callback(None)
+        self.waits.end()
         self.assertEqual(self.pass_time(100), [])
 
     def test_the_end_of_the_wait_of_one_statement_is_noted_before_the_transaction_ends(self) -> None:

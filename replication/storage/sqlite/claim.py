@@ -82,7 +82,10 @@ def claimed(path: str) -> Iterator[int]:
             cure = "does its folder exist on a local disk, and may this process write there?"
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 cure = "raise the limit of open files (ulimit -n, LimitNOFILE)"
-            raise StoreError(f"database {path!r} cannot be claimed: {error}; {cure}") from error
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            if full:
+                cure = "make room on the disk, or free inodes (df -i)"
+            raise StoreError(f"database {path!r} cannot be claimed: {error}; {cure}", temporary=full) from error
         if names > 1:  # SQLite would not read what was committed into the WAL beside another name
             raise StoreError(
                 f"database {path!r} has {names} names (hard links), and SQLite keeps a WAL for each: "

@@ -223,6 +223,16 @@ class NameTests(ClaimCase):
         self.patch(fcntl, "fcntl", refuse)
         self.assertIn("Too many open files; raise the limit of open files (ulimit -n", self.refusal())
 
+    def test_a_disk_without_room_for_another_file_is_waited_for(self) -> None:
+        def refuse(*_: object, **__: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        self.patch(os, "open", refuse)
+        with self.assertRaises(StoreError) as caught:
+            self.store()
+        self.assertIn("; make room on the disk, or free inodes (df -i)", str(caught.exception))
+        self.assertTrue(caught.exception.temporary)
+
     def test_a_system_without_such_locks_is_named(self) -> None:
         def refuse(*_: object) -> bytes:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
