@@ -172,6 +172,8 @@ class SqliteSession:
         cure = next((f"; {cure}" for start, cure in CURES.items() if name.startswith(start)), "")
         of_values = isinstance(error, (OverflowError, UnicodeEncodeError)) or name in _OF_VALUES
         undecoded = str(error).startswith("Could not decode")
+        if str(error).startswith("no such table: stream_"):
+            cure = "; is this the right file? If it is, restore it from a backup"
         if undecoded:
             cure = f"; replace the text that is not UTF-8; this statement reads it: {sql[:500]}"
         kind = ValueRefusedError if of_values else UndecodedError if undecoded else StoreError

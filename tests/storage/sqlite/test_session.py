@@ -76,6 +76,14 @@ class SessionTests(SynchronousTestCase):
                 session.close()
         self.assertIn("disk I/O error; the disk fails, see the system's log; or a limit of files", str(full))
 
+    def test_a_table_of_this_package_that_is_gone_has_a_cure(self) -> None:
+        for table, cure in (
+            ("stream_positions", "If it is, restore it from a backup"),
+            ("mine", "no such table: mine"),
+        ):
+            error = self.session.refusal(sqlite3.OperationalError(f"no such table: {table}"))
+            self.assertTrue(str(error).endswith(cure), error)
+
     def test_every_cure_belongs_to_an_error_of_sqlite(self) -> None:
         for name in CURES:
             self.assertIsInstance(getattr(sqlite3, name), int)
