@@ -98,6 +98,8 @@ _TAKEN_CURES: Final = {"(stream_id, ord)=(": TAKEN_CURE}  # the key of a generic
 _RAISE: Final = "exec_stmt_raise"  # the function of the server that executes RAISE of PL/pgSQL
 # With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
+_SYNTAX: Final = "42601"  # also of a value: tsquery, tsvector, jsonpath, ltree
+_HSTORE: Final = "hstore_io.c"  # before PostgreSQL 16, it reports a wrong text as an internal error
 _OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -n)"
 _TOO_LARGE: Final = "54000"  # a value has at most a gigabyte
 _TOO_LARGE_WORDS: Final = "invalid memory alloc request size"  # the same in PostgreSQL 13 and 14, an internal error
@@ -616,6 +618,11 @@ def _refused_at_commit(session: PostgresSession, error: StoreError) -> StoreErro
 def _is_of_values(error: psycopg.Error) -> bool:
     if error.sqlstate is None:
         return isinstance(error, (psycopg.DataError, psycopg.ProgrammingError))  # the driver cannot convert it
+    where = error.diag
+    if error.sqlstate == _SYNTAX and where.statement_position is where.internal_position is None:
+        return True  # in SQL, a syntax error has a position
+    if where.source_file == _HSTORE:
+        return True
     return error.sqlstate.startswith(_OF_VALUES) and error.sqlstate != _SEQUENCE_ENDS
 
 

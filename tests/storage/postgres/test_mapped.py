@@ -12,6 +12,7 @@ from replication.storage.postgres.options import POLICY_CURE
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import Write
+from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.contract.stream_store import ME, OTHER, empty, fact, write
 from tests.storage.on_postgres import OnPostgres
@@ -476,6 +477,24 @@ class WriteTests(UsesMapped, SynchronousTestCase):
                     "CREATE CONSTRAINT TRIGGER act AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
                     "EXECUTE FUNCTION act()"
                 )
+
+    def test_a_text_that_is_wrong_for_its_type_is_a_refused_value(self) -> None:
+        """Some types report it as a syntax error, and hstore, before PostgreSQL 16, as an internal one."""
+        wrong = {"tsquery": "a &", "tsvector": "'a", "jsonpath": "$."}
+        if self.sql("SELECT FROM pg_available_extensions WHERE name = 'hstore'"):
+            self.sql("CREATE EXTENSION hstore")
+            wrong["hstore"] = "{}"
+        for kind, text in wrong.items():
+            self.sql(f"CREATE TABLE of_{kind} (id bigint PRIMARY KEY, value {kind})")
+            self.map_events(table=f"of_{kind}", row=["value"])
+            self.assertRaises(ValueRefusedError, self.commit_events, fact(2, grammar.encode_row([text])))
+            self.wait(self.store.check())
+
+    def test_a_syntax_error_in_a_trigger_is_not_the_fault_of_a_value(self) -> None:
+        self.map_events()
+        self.at_each("events", "EXECUTE 'SELECT FROM WHERE';")
+        error = self.assertRaises(StoreError, self.commit_events, fact(3, '["a",2]'))
+        self.assertNotIsInstance(error, (ValueRefusedError, RowRefusedError))
 
     def test_an_array_that_is_too_deep_is_a_refused_value(self) -> None:
         """PostgreSQL has six levels.  No later attempt can work, so HTTP answers 400."""
