@@ -80,7 +80,9 @@ async def read_merged_page(
         for writer, position in positions.items()
         if after.of(writer) < position
     }
-    floor = min([page.upto for page in pages.values() if page.limited], default=_MAX_TOKEN)
+    # The source of a relay may lag: its page then ends before the position, and is not limited.
+    ends = [page.upto for writer, page in pages.items() if page.limited or page.upto < positions[writer]]
+    floor = min(ends, default=_MAX_TOKEN)
     found = [WrittenFact(writer, fact) for writer, page in pages.items() for fact in page.facts if fact.token <= floor]
     found.sort(key=attrgetter("token"))
     rows = [*accumulate(len(each.fact.texts) for each in found)]

@@ -82,6 +82,22 @@ def test_the_position_of_a_writer_does_not_go_back() -> None:
     assert since.upto == MultiWriterToken(Token(7), {TWO: Token(9)})
 
 
+def test_a_page_of_a_source_that_lags_ends_the_page_of_all_writers() -> None:
+    class Lagging(History):
+        async def fetch(
+            self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
+        ) -> Page:
+            reached = min(upto, Token(4)) if writer == ONE else upto
+            return await super().fetch(stream, writer, after=after, upto=reached, limit=limit)
+
+    positions = {ONE: Token(6), TWO: Token(7)}
+    lagging, whole = Lagging([ONE, TWO] * 3), History([ONE, TWO] * 3)
+    first = lagging.since(MultiWriterToken(Token(1)), positions)
+    assert [each.token for each in first.written] == [2, 3, 4]
+    assert (first.upto, first.limited) == (MultiWriterToken(Token(4)), True)
+    assert [each.token for each in whole.since(first.upto, positions).written] == [5, 6, 7]
+
+
 def test_a_long_fact_is_alone_and_whole() -> None:
     history = History([ONE, TWO, ONE], [3])
     since = history.since(token_of({}), {ONE: Token(4), TWO: Token(4)}, limit=1)
