@@ -279,7 +279,7 @@ class _Memory:
 
     def _index_keys(self, key: Arguments, wire: WireKey) -> list[WireKey]:
         """Return the keys of the index under which an entry is found."""
-        return [*((wire,) if key != wire else ()), *((wire[:1],) if (self._keys or 0) > 1 else ())]
+        return [*((wire,) if key != wire else ()), *((wire[:1],) if self._keys is not None and self._keys > 1 else ())]
 
     def clear(self) -> None:
         """Remove every entry and flight."""

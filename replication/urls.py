@@ -19,7 +19,7 @@ _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may b
 _USER_IS_PASSWORD: Final = ("redis://", "rediss://", "redis+unix://")  # in X@HOST, X is a password without its colon
 # The end of the name of an option with a secret; libpq's sslkey has the name of a file.
 _SECRET: Final = r"(?:password|secret|(?<!ssl)key|token|signature|\bsig)\w*"
-_VALUE: Final = r"(?:\\.|[^\s:&\\])"  # a character of a value; a backslash keeps the next one in it
+_VALUE: Final = r"(?:\\.|[^\s:&\\])"  # one character; a backslash escapes the next one
 _ASSIGNED: Final = re.compile(
     rf"(?is)((?:passw|passphrase|secret|token)\w*\s*=\s*)('(?:\\.|[^'\\])*'?|{_VALUE}(?:{_VALUE}|\\$)*)"
 )

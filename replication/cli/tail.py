@@ -305,10 +305,12 @@ class Tail:
     async def _history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the history that the process sends over the connection; report an error, the follower retries."""
         try:
-            return await self._links.history(stream, writer) or ()
+            history = await self._links.history(stream, writer) or ()
         except CatchUpError as error:
-            self._report(f"{stream} of {writer} waits: {error}; retrying", (stream, writer))
+            self._report(f"{stream} of {writer}: {error}; retrying", (stream, writer, "history"))
             raise
+        self._reported.pop((stream, writer, "history"), None)
+        return history
 
     def _print_step(self, stream: StreamName, writer: InstanceName, step: Apply | Reset) -> None:
         if isinstance(step, Reset):

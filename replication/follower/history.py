@@ -42,8 +42,8 @@ class FollowedHistories:
         follower: under which name; empty for a copy.
         lifetime: of the process.
         fetch: returns the history of a writer from the sources, empty if they have none; CatchUpError if one fails.
-        accept_new: whether another history is followed from the beginning, and a function's position is lowered
-            without a function that undoes what was applied.
+        accept_new: whether another history is followed from the beginning, a writer without one is followed from the
+            stored position, and a function's position is lowered without a function that undoes what was applied.
         changed: is called with the stream and a writer whose stored history has changed.
         begun_again: is called once a writer is known to have started again, before its facts are applied.
         doubts: counts facts after a start of the writer; None if that is not possible.
@@ -90,7 +90,8 @@ class FollowedHistories:
         ours = await self.followed(writer)
         if not ours:
             theirs = await self._first(writer, is_open)
-            return after if theirs else upto, theirs  # facts of an earlier connection may be of another history
+            # What an earlier connection brought may be of another history.  Without one, there is nothing to compare.
+            return after if theirs else upto, theirs
         self.checks += 1
         theirs = await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
         common = common_position(ours, theirs, after)
@@ -147,7 +148,7 @@ class FollowedHistories:
             return Token(0) if theirs else after
         if not theirs:
             raise StreamError(
-                f"{writer} has no history of {self._stream} now: not the one that was followed up to {after}. Nothing "
+                f"{writer} has no history of {self._stream} now, but one was followed up to {after}. Nothing "
                 "is deleted here. Version 0.1 has no histories: if the writer runs it, install this version there. "
                 "Else start the writer with the right database. Or start with --accept-new-history as long as the "
                 f"writer has none, to go on after {after}: what was applied stays, and is not received again"

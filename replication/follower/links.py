@@ -152,7 +152,7 @@ class FollowedLinks:
 
     def following(self, link: IWriterLink) -> None:
         """Note that a link follows: its first positions are complete if it has sent any."""
-        self._were_partial.discard(link)  # not at its PING: a process that starts may send ``partial`` after that
+        self._were_partial.discard(link)  # and not at its PING: a process that starts may send ``partial`` later
         first = self._first[link]
         if link in self._sent and not first.called:
             first.callback(None)

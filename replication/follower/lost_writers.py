@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from replication.web.client import HttpCatchUp
     from replication.wire.grammar import InstanceName, StreamName
 
+CONFIRMED_AFTER: Final = 20.0  # seconds between the two looks; a takeover takes 6 s, and 12 s if it fails once
 LONGEST_PAUSE: Final = 60.0  # seconds between two looks, while a process does not answer or there is a note
 OF_DATABASE: Final = {"writing", "elsewhere", "former"}  # states of a writer at a process that has the database
 
@@ -88,7 +89,7 @@ class LostWriters:
             self._notes = notes
             if not any(found.values()):
                 return
-            pause, before = LONGEST_PAUSE if any(notes.values()) else self._patience, found
+            pause, before = LONGEST_PAUSE if any(notes.values()) else CONFIRMED_AFTER, found
 
     def _is_complete(self, number: int) -> bool:
         """Whether all processes are connected, and this is the last look; over Redis, any process may be silent."""

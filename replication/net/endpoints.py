@@ -103,7 +103,7 @@ def describe_endpoint_error(endpoint: str, error: Exception, example: str) -> st
         return f"cannot read {error.filename}: {error.strerror}"
     if kind == "tcp" or str(error).startswith("Unknown endpoint type"):
         return f"write {example}"
-    if "@" in endpoint and isinstance(error, ValueError):  # it quotes what stands before the @
+    if "@" in endpoint.partition("=")[0] and isinstance(error, ValueError):  # the error quotes what is before the @
         return "it cannot be used: an endpoint has no user and no password"
     return f"it cannot be used: {error}"
 

@@ -38,7 +38,9 @@ def open_folder(url: str | Url) -> Folder:
         return LocalFolder(Path(rest or url))
     if scheme not in SCHEMES:
         raise ConfigError(f"{shown!r} is not a folder: give a path, or {', '.join(f'{each}://' for each in SCHEMES)}…")
-    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+    user, _, host = rest.partition("/")[0].rpartition("@")
+    port = host.partition(":")[2]
+    if ":" in user or (port and not port.isdecimal()):  # a secret may have a slash: s3://KEY:A/B@bucket
         raise ConfigError(f"{shown}: a URL is logged: {_CURE}")
     return RemoteFolder(url)
 
@@ -194,7 +196,10 @@ class RemoteFolder:
         """Open ``url`` with ``system``, a ``pyarrow.fs.FileSystem``; by default with the one that pyarrow finds."""
         self.address = url.rstrip("/")
         place, options, _ = self.address.partition("?")
-        self.url = f"{place}?…" if options else place  # for messages: an option may be a token
+        scheme, _, path = place.partition("://")
+        host, slash, path = path.partition("/")
+        # For messages: an option may be a token, and so may a user; a path may have a colon and an @.
+        self.url = f"{Url(f'{scheme}://{host}')}{slash}{path}{'?…' if options else ''}"
         self._root = self.address.partition("://")[2]
         self._system = system
         if system is None:

@@ -10,6 +10,8 @@ Facts that are received on the connection raise ``published``, which is *known* 
 ready to be applied at once.  A POSITION that begins above ``published`` opens a gap, and so does a lack of memory.
 Facts that are received after that are held until pages have filled the gap.  A *link* below is any hashable object that
 stands for one connection to the writer.
+
+The module has more than 500 lines because all that moves a position is one algorithm.
 """
 
 from __future__ import annotations
@@ -165,8 +167,8 @@ class Cursor:
     @property
     def live(self) -> bool:
         """Whether a link is followed and all published facts are applied."""
-        late = bool(self._late) or self._late_gap is not None or self._unchecked is not None
-        return self.linked and self.position == self.published and self.position <= self._reset_to and not late
+        late = bool(self._late) or self._late_gap is not None
+        return self.linked and self.position == self.published and self.confirmed and not late
 
     @property
     def crowded(self) -> bool:
@@ -180,8 +182,8 @@ class Cursor:
     def position_received(self, link: Hashable, prev: Token, new: Token) -> None:
         """Process a POSITION: IDs up to ``new`` are settled, and there is no fact with ``prev < token <= new``.
 
-        A POSITION above ``published`` in the middle of a fact means that the last row of the fact was lost.  Synapse
-        does not send a row that is too long, and the fact's token is lost with it (docs/protocol/traps.md 5).
+        If it is above ``published`` in the middle of a fact, the last row of the fact was too long, and is lost with
+        the fact's token (docs/protocol/traps.md 5).
         """
         if new < self.published and self.linked:
             return  # out of date: the link that is followed has sent more
@@ -243,9 +245,9 @@ class Cursor:
         self._skipping.discard(link)
 
     def found_late(self, facts: Sequence[Fact]) -> bool:
-        """Take facts up to the position that were never received; return whether they will be applied.
+        """Take facts up to the position that were never received; they ascend, and none was applied.
 
-        They are not while earlier ones wait, or a Reset: offer them again.  ``facts`` ascend, and none was applied.
+        Return whether they will be applied; they are not while earlier ones wait, or a Reset: offer them again.
         """
         busy = self._late or self._late_gap is not None or not self.confirmed
         if busy or not facts or facts[-1].token > self.position:
@@ -295,14 +297,16 @@ class Cursor:
         """Drop everything above ``common``; returns whether nothing is above it, applied or received.
 
         Then ``checked`` ends the check, once the writer's history is stored.  Else the next step is a Reset if facts
-        above ``common`` are applied, and another Check.  If both ends have a history, a lower POSITION is out of date.
+        above ``common`` are applied, and another Check.  If both ends have a history, a lower POSITION undoes nothing.
         """
         if step.link != self._links or not self.linked:
             return False
         if both_known and min(self.published, self._reset_to) < min(common, self.position):
             self._reset_to = _MAX_TOKEN
-            self.go_back(common)
-        elif common < min(step.upto, self._reset_to):
+            self.published = max(self.published, self.position)
+            self._jumped_from = max(self._jumped_from, self.position)
+            self._advance_tail(max(self._tail, self.position))
+        if common < min(step.upto, self._reset_to):
             self.go_back(common)
         elif self.position <= self._reset_to:
             return True
@@ -332,13 +336,6 @@ class Cursor:
         if step.resets == self._resets:
             self._reset_to = _MAX_TOKEN  # no older step can be committed any more
         if self.position <= self._reset_to:
-            done = bisect_right(self._ready, self.position, key=itemgetter(0))
-            if done == len(self._ready):
-                self.held_bytes = fact_bytes(self._held) + row_bytes(self._partial)  # usually of nothing
-                self._ready = []
-            else:
-                self.held_bytes -= fact_bytes(self._ready[:done])
-                del self._ready[:done]
             self._advance_tail(max(self._tail, self.position))
 
     def fetched(self, step: CatchUp, page: Page) -> None:
@@ -459,18 +456,25 @@ class Cursor:
         self._gap_upto = self.published = upto
 
     def _advance_tail(self, tail: Token) -> None:
-        """Move the tail; if that closes the gap, the held facts are ready."""
+        """Move the tail; if that closes the gap, the held facts are ready.  Drop what is ready up to the position."""
         self._tail = tail
         if tail >= self._gap_upto:
             self._ready += self._held
             self._held = []
             self._tail = self._gap_upto = self.published
+        done = bisect_right(self._ready, self.position, key=itemgetter(0))
+        if done == len(self._ready):
+            self.held_bytes = fact_bytes(self._held) + row_bytes(self._partial)  # usually of nothing
+            self._ready = []
+        else:
+            self.held_bytes -= fact_bytes(self._ready[:done])
+            del self._ready[:done]
 
     def _rewind(self, new: Token) -> None:
         """Start over at ``new``: the writer was restored or reset to ``new``, so facts above it may be gone.
 
-        Facts that are applied up to ``new`` stay.  Facts that are not applied are dropped, and fetched again.  The next
-        step undoes the facts above ``new`` that are applied, or are being applied now.
+        Facts that are not applied are dropped, and fetched again.  The next step undoes those above ``new`` that are
+        applied, or are being applied now.
         """
         self.dropped += count_rows(self._ready) + count_rows(self._held)
         self.held_bytes = 0

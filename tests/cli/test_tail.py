@@ -306,7 +306,7 @@ class TailTests(SynchronousTestCase):
         peer = self.greeted("POSITION orders master 7 7", "RDATA orders master 8 8")
         self.answer_pings(peer, UNKNOWN_HISTORY)
         self.assertEqual(self.printed(), ["RDATA orders master 7 7"])
-        self.assertIn("orders of master waits: the process at tcp:127.0.0.1:9092 cannot", self.stderr.getvalue())
+        self.assertIn("orders of master: the process at tcp:127.0.0.1:9092 cannot", self.stderr.getvalue())
         self.reactor.advance(0.5)
         self.answer_pings(peer, '[1,[["first",1,1]]]')
         self.assertEqual(self.printed(), ["RDATA orders master 8 8"])

@@ -370,8 +370,8 @@ class CopyTests(HistoryCase):
         self.assertEqual(self.stored(), ([*map(fact, range(2, 12))], 11))
         self.assertEqual(
             self.follower.errors.texts[MASTER],
-            "checking the history of orders of master after 11: StreamError: master has no history of orders now: not "
-            "the one that was followed up to 11. Nothing is deleted here. Version 0.1 has no histories: if the writer "
+            "checking the history of orders of master after 11: StreamError: master has no history of orders now, but "
+            "one was followed up to 11. Nothing is deleted here. Version 0.1 has no histories: if the writer "
             "runs it, install this version there. Else start the writer with the right database. Or start with "
             "--accept-new-history as long as the writer has none, to go on after 11: what was applied stays, and is "
             "not received again",

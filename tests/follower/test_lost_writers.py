@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 from replication.errors import CatchUpError, StoreError
 from replication.follower.links import FollowedLinks
-from replication.follower.lost_writers import LONGEST_PAUSE, LostWriters
+from replication.follower.lost_writers import CONFIRMED_AFTER, LONGEST_PAUSE, LostWriters
 from replication.streams.history import Epoch
 from replication.web.client import AuditedWriter
 from replication.wire.grammar import InstanceName, Token
@@ -70,7 +70,7 @@ class LostWritersTests(FollowerCase):
         self.follower.histories = Mock(followed=self.followed)
         with logged() as messages:
             self.lost.following()
-            self.process.clock.pump([5.0] * looks)
+            self.process.clock.pump([5.0, CONFIRMED_AFTER][:looks])
         return messages, [*self.lost.notes(ORDERS)]
 
     async def followed(self, _: InstanceName) -> History:
@@ -95,7 +95,7 @@ class LostWritersTests(FollowerCase):
         self.assertEqual(self.look(self.http, looks=1), ([], []))
         self.http.writers["master"] = "former"
         with logged() as messages:
-            self.process.clock.advance(5.0)
+            self.process.clock.advance(CONFIRMED_AFTER)
         self.assertEqual((messages, self.lost.notes(ORDERS), self.http.asked), ([], [], 2))
 
     def test_a_writer_that_one_of_the_databases_has_is_not_lost(self) -> None:
@@ -127,19 +127,19 @@ class LostWritersTests(FollowerCase):
 
     def test_a_process_that_does_not_answer_is_asked_again(self) -> None:
         self.http.away = True
-        self.assertEqual(self.look(self.http), ([], []))
+        self.assertEqual(self.look(self.http, looks=1), ([], []))
         self.http.away = False
         with logged() as messages:
-            self.process.clock.pump([15.0, 20.0])
+            self.process.clock.pump([15.0, CONFIRMED_AFTER])
         self.assertEqual(messages, [NOTE])
-        self.assertLess(20.0, LONGEST_PAUSE)
+        self.assertLess(15.0, LONGEST_PAUSE)
 
     def test_a_store_that_does_not_answer_is_read_again(self) -> None:
         self.locked = True
-        self.assertEqual(self.look(self.http), ([], []))
+        self.assertEqual(self.look(self.http, looks=1), ([], []))
         self.locked = False
         with logged() as messages:
-            self.process.clock.pump([15.0, 20.0])
+            self.process.clock.pump([15.0, CONFIRMED_AFTER])
         self.assertEqual(messages, [NOTE])
 
     def test_a_later_connection_ends_an_earlier_look(self) -> None:
@@ -150,5 +150,5 @@ class LostWritersTests(FollowerCase):
         self.assertEqual(self.http.asked, 0)
         self.process.clock.advance(1.0)
         self.assertEqual(self.http.asked, 1)
-        self.process.clock.advance(5.0)
+        self.process.clock.advance(CONFIRMED_AFTER)
         self.assertEqual((self.http.asked, [*self.lost.notes(ORDERS)]), (2, [NOTE]))

@@ -231,6 +231,16 @@ def test_a_path_or_file_url_opens_a_local_folder(tmp_path: Path, monkeypatch: py
     assert open_folder(f"file://{tmp_path}/from://here").url == str(tmp_path / "from:" / "here")
 
 
+def test_a_secret_with_a_slash_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY") as caught:
+        open_folder("s3://key:hid/den@bucket/out")
+    assert "hid" not in str(caught.value)
+
+
+def test_a_token_before_the_host_is_in_no_message() -> None:
+    assert RemoteFolder("s3://token@bucket/a:b@c", SimpleNamespace()).url == "s3://…@bucket/a:b@c"
+
+
 def test_an_option_of_a_url_is_in_no_error() -> None:
     def fail(*_: object) -> None:
         raise OSError("403 Forbidden")

@@ -24,7 +24,7 @@ KEY_CURE: Final = (
     "if the private key has a password, sslpassword in the URL is missing or wrong: give the right one, or write the "
     "key without one, with openssl pkey -in KEY -out FILE"
 )
-ESCAPE: Final = "in a user, a password and an option, write each of / : @ ? # % & = and white space as %XX"
+ESCAPE: Final = "in a user, a password and the value of an option, write each of / : @ ? # % & = and white space as %XX"
 POLICY_CURE: Final = "ALTER ROLE … BYPASSRLS for this user, or name another user"
 CURES_BY_WORDS: Final = {  # of the error, whatever its SQLSTATE is
     '": bad decrypt': KEY_CURE,

@@ -51,7 +51,7 @@ class KnownCommits:
                     self._above = table, write
 
     def forget_histories(self, writer: InstanceName, streams: Collection[StreamName], follower: str) -> None:
-        """Forget histories that are changed now: a call that begins before they are noted finds others."""
+        """Forget histories that are changed now: a check before they are noted would take them for a restore."""
         for stream in streams:
             self._histories.pop((stream, writer, follower), None)
 
