@@ -72,6 +72,7 @@ class Archive:
             cursor = self._cursors[stream, writer] = _SegmentCursor(segment, self._open(segment, stamp), stamp)
         try:
             page = cursor.page(after, upto, limit)
+            cursor.reader.check_unchanged()
         except CatchUpError as error:
             self._close(stream, writer)
             self._remember_fault(segment, cursor.stamp, error)
@@ -151,7 +152,7 @@ class Archive:
             return reader
         if fault is not None:
             raise CatchUpError(fault)
-        return SegmentReader(self._folder, segment, checked=True)
+        return SegmentReader(self._folder, segment, checked=checked)
 
     def _remember_fault(self, segment: Segment, stamp: object, error: CatchUpError) -> None:
         if not isinstance(error, UnreadableError):

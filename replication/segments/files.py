@@ -85,17 +85,22 @@ class SegmentWriter:
 class SegmentReader:
     """Reads the facts of a segment whose checksum is right."""
 
-    def __init__(self, folder: Folder, segment: Segment, *, checked: bool = False) -> None:
-        """Open the file and compare its checksum, unless it was ``checked`` before; CatchUpError names the file."""
+    def __init__(self, folder: Folder, segment: Segment, *, checked: object = None) -> None:
+        """Open the file and compare its checksum; CatchUpError names the file.
+
+        The checksum is not compared again if the file still has the stamp with which it was ``checked`` before.
+        """
         self.segment = segment
+        self._folder = folder
         self._path = f"{folder.url}/{segment.name}"
         try:
             self._source = folder.open(segment.name)
         except OSError as error:
             raise UnreadableError(f"{self._path}: {error.strerror or error}") from error
-        if checked:
-            return
         try:
+            self._stamp = self._stamp_now()  # before the content is read
+            if checked is not None and checked == self._stamp:
+                return
             self._check()
             self._source.seek(0)
         except OSError as error:
@@ -108,6 +113,14 @@ class SegmentReader:
     def close(self) -> None:
         """Close the file."""
         self._source.close()
+
+    def check_unchanged(self) -> None:
+        """Raise UnreadableError if another program has written into the file since its checksum was compared.
+
+        What was read then may have another checksum.  A file that takes the place of a local one does no harm.
+        """
+        if self._stamp_now() != self._stamp:
+            raise UnreadableError(f"{self._path}: it was changed while it was read; it is checked again")
 
     def facts(self) -> Iterator[list[Fact]]:
         """Yield its facts in lists; a fact without rows must be fetched from another source.
@@ -132,6 +145,12 @@ class SegmentReader:
         if (first, last if first else None, rows) != (segment.first, segment.last, segment.rows):
             expected = f"{segment.rows} rows from {segment.first} to {segment.last}"
             raise CatchUpError(f"{self._path}: it has {rows} rows from {first} to {last}; the manifest has {expected}")
+
+    def _stamp_now(self) -> object:
+        try:
+            return self._folder.stamp_of(self._source, self.segment.name)
+        except StoreError as error:
+            raise UnreadableError(str(error)) from error
 
     def _check_facts(self, facts: Sequence[Fact], after: Token) -> None:
         """Raise CatchUpError unless facts ascend from ``after`` and their rows are JSON."""

@@ -63,6 +63,10 @@ def _open_at_once(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "it is no file")
 
 
+def _stamp_of(found: os.stat_result) -> object:
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 class LocalFolder:
     """A local folder, or one that every machine of a cluster mounts under the same path.
 
@@ -107,7 +111,11 @@ class LocalFolder:
     def stamp(self, name: str) -> object:
         """Return a value that changes when the file is replaced, None if there is no file."""
         found = self._stat(name)
-        return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
+        return None if found is None else _stamp_of(found)
+
+    def stamp_of(self, source: BinaryIO, _: str) -> object:
+        """Return the stamp of an open file, also if another one has its name now."""
+        return _stamp_of(os.fstat(source.fileno()))
 
     def _stat(self, name: str) -> os.stat_result | None:
         with _store_errors(self.path / name):
@@ -244,6 +252,10 @@ class RemoteFolder:
         """Return modification time and size."""
         found = self._info(name)
         return None if found.size is None else (found.mtime_ns, found.size)
+
+    def stamp_of(self, _: BinaryIO, name: str) -> object:
+        """Return the stamp of the file that has this name: a store may read on from a file that replaces it."""
+        return self.stamp(name)
 
     def names(self, below: str = "") -> list[str]:
         """List all files."""

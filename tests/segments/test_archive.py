@@ -306,9 +306,10 @@ def test_a_file_that_could_not_be_read_is_read_again_although_it_has_not_changed
         (refused, "Permission denied"),
     ):
         monkeypatch.setattr(folder, "open", open_file)
+        monkeypatch.setattr(folder, "stamp_of", lambda _, name: folder.stamp(name))
         with pytest.raises(CatchUpError, match=rf"0058\.rdata[.a-z]*: {why}$"):
             page(archive, 0, 58)
-        monkeypatch.setattr(folder, "open", opened)
+        monkeypatch.undo()
         assert all_of(archive, 58, 5) == HISTORY
 
 
@@ -364,6 +365,24 @@ def test_a_file_that_is_replaced_while_it_is_checked_is_checked_again(
         assert page(archive, 0, 58).facts == HISTORY, "the file that was opened"
         with pytest.raises(CatchUpError, match="damaged"):
             page(archive, 0, 58)
+
+
+def test_a_file_that_is_written_while_it_is_read_gives_no_fact_of_the_new_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a copy of another folder over this one: a program that copies may write into the file that is there."""
+    monkeypatch.setattr(codecs, "CHUNK", 100)
+    archive = Archive(write_folder(tmp_path, HISTORY, ends=[58]))
+    [path] = tmp_path.rglob("*.rdata")
+    good = path.read_bytes()
+    facts = page(archive, 0, 58, limit=3).facts
+    path.write_bytes(good.replace(b",0]", b",9]"))
+    with pytest.raises(CatchUpError, match="was changed while it was read"):
+        page(archive, facts[-1].token, 58)
+    with pytest.raises(CatchUpError, match="damaged: its lines do not have the checksum"):
+        page(archive, facts[-1].token, 58)
+    path.write_bytes(good)
+    assert [*facts, *all_of(archive, 58, 5, facts[-1].token)] == HISTORY
 
 
 def test_a_checksum_is_compared_again_with_a_new_entry(tmp_path: Path) -> None:

@@ -148,6 +148,16 @@ def test_a_replaced_file_has_another_stamp(folder: Folder) -> None:
     assert folder.stamp("a") != before
 
 
+def test_an_open_file_that_is_written_into_has_another_stamp(folder: Folder, tmp_path: Path) -> None:
+    write(folder, "a", b"one")
+    [path] = [each for each in tmp_path.rglob("a") if each.is_file()]
+    with folder.open("a") as source:
+        before = folder.stamp_of(source, "a")
+        assert before == folder.stamp("a")
+        path.write_bytes(b"other")
+        assert folder.stamp_of(source, "a") != before
+
+
 def test_an_error_names_the_path(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("not a folder")
     with pytest.raises(StoreError, match="out/a"), folder.create("a/b"):
