@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+from msgspec.structs import replace
 
 from replication.streams.facts import count_rows
 from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatus, WriterStatus
@@ -112,7 +113,12 @@ class WrittenStreams:
         upto = await self._positions.complete(found)
         after = await self._tokens.read(token)
         name = found.definition.name
-        return await read_page_since(self._tokens.encode, self.page, name, after, upto, limit=limit)
+        return await read_page_since(self._tokens.encode, self._complete_page, name, after, upto, limit=limit)
+
+    async def _complete_page(self, stream: str, writer: str, *, after: int, upto: int, limit: int) -> Page:
+        """Return ``page``, up to ``upto`` if it is not limited: the stored position of a former writer may be lower."""
+        page = await self.page(stream, writer, after=after, upto=upto, limit=limit)
+        return page if page.limited else replace(page, upto=Token(upto))
 
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts, each a list of decoded rows; see ``StreamWriter.append``."""

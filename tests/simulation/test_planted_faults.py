@@ -146,8 +146,11 @@ def whole_segment(self: _SegmentCursor, after: Token, upto: Token, limit: int, r
     return replace(page, upto=min(upto, self.segment.upto))
 
 
-def announce_at_once(self: Relay, link: Any, key: Any, _prev: Token, _new: Token, right: Any = Relay.linked) -> None:
-    right(self, link, key, Token(0), Token(0))
+def announce_at_once(self: Relay, link: Any, key: Any, *places: Token, right: Any = Relay.linked) -> None:
+    right(self, link, key, *places)
+    if key in self._found_at:
+        self._found_at[key] = Token(0)
+        self.confirmed(key, places[-1])
 
 
 async def sync_nothing(self: SimulatedStore) -> None:
@@ -218,7 +221,7 @@ FAULTS: dict[str, Fault] = {
     "a relay does not pass on that its writer has started again": Fault(
         Relay, "restarted", lambda *_: None, "restored-relay", seed=51
     ),
-    "a relay announces a writer before it has caught up": Fault(Relay, "linked", announce_at_once, "relay", seed=780),
+    "a relay announces a writer before it has caught up": Fault(Relay, "linked", announce_at_once, "relay", seed=421),
     "a relay sends no gap for facts that it leaves out": Fault(
         Relay, "left_out", lambda *_: None, "forced-retention", seed=9
     ),
