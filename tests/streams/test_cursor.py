@@ -559,6 +559,13 @@ class TestHistory:
         self.check(made, position)
         return made
 
+    def linked_behind(self) -> Cursor:
+        """Return a cursor at 9 that has received the POSITION 6 on a new link."""
+        made = self.checked_cursor(9)
+        made.link_lost(LINK)
+        receive(made, 6, 6, OTHER)
+        return made
+
     def check(self, made: Cursor, common: int, *, both_known: bool = True) -> Check:
         """Compare once, and confirm if nothing is above ``common``."""
         step = made.step()
@@ -651,9 +658,7 @@ class TestHistory:
 
     def test_a_lower_position_is_out_of_date_if_the_histories_agree(self) -> None:
         """A relay may be behind; a writer may send the position of a former writer that another one has raised."""
-        made = self.checked_cursor(9)
-        made.link_lost(LINK)
-        receive(made, 6, 6, OTHER)
+        made = self.linked_behind()
         send(made, 7, 8, 9, 10, link=OTHER)
         self.check(made, 9)
         assert (made.published, made.held_bytes) == (10, fact_bytes([fact(10)]))
@@ -661,9 +666,7 @@ class TestHistory:
         assert (made.live, made.confirmed) == (True, True)
 
     def test_the_facts_of_a_link_that_is_behind_are_not_applied_again(self) -> None:
-        made = self.checked_cursor(9)
-        made.link_lost(LINK)
-        receive(made, 6, 6, OTHER)
+        made = self.linked_behind()
         self.check(made, 9)
         assert (made.step(), made.live, made.published) == (None, True, 9)
         send(made, 7, 8, 9, 10, link=OTHER)
@@ -671,9 +674,7 @@ class TestHistory:
         assert apply_all(made) == [10]
 
     def test_a_gap_of_a_link_that_is_behind_is_fetched_above_the_position(self) -> None:
-        made = self.checked_cursor(9)
-        made.link_lost(LINK)
-        receive(made, 6, 6, OTHER)
+        made = self.linked_behind()
         send(made, 7, link=OTHER)
         receive(made, 8, 12, OTHER)  # a row was too long
         send(made, 13, link=OTHER)
@@ -681,16 +682,12 @@ class TestHistory:
         assert made.step() == CatchUp(Token(9), Token(12), 1)
 
     def test_the_histories_decide_how_far_the_cursor_goes_back_and_not_the_position(self) -> None:
-        made = self.checked_cursor(9)
-        made.link_lost(LINK)
-        receive(made, 6, 6, OTHER)
+        made = self.linked_behind()
         self.check(made, 8)
         assert made.step() == Reset(Token(9), Token(8), 2)
 
     def test_a_lower_position_decides_if_a_history_is_not_known(self) -> None:
-        made = self.checked_cursor(9)
-        made.link_lost(LINK)
-        receive(made, 6, 6, OTHER)
+        made = self.linked_behind()
         self.check(made, 9, both_known=False)
         assert made.step() == Reset(Token(9), Token(6), 1)
 
