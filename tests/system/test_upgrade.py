@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from tests.postgres import PostgresServer
 
-YESTERDAY = Path(__file__).parent.parent / "data/v0_1"
+ROOT = Path(__file__).parent.parent.parent
+YESTERDAY = ROOT / "tests/data/v0_1"
 LOST_IN_MEMORY = {"typing"}  # a restart forgets the facts of a stream in memory
 
 
@@ -121,6 +122,20 @@ def test_a_master_serves_every_fact_and_appends(shop: Shop) -> None:
             until(newest, f"the new fact of {stream} is served")
         # IDs of a stream in memory go on above all that 0.1.0 may have given.
         assert append(http, "typing", ["!room", []]) > shop.expected["streams"]["typing"]["upto_token"]
+
+
+def test_a_table_that_was_converted_as_documented_is_served(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    section = (ROOT / "docs/operations.md").read_text().partition("#### A table that 0.1.0 made")[2]
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.executescript(section.partition("```sql")[2].partition("```")[0])
+    ((created,),) = shop.rows("shop", "SELECT sql FROM sqlite_master WHERE name = 'stream_orders'")
+    assert "ROWID" not in created
+    with shop.master() as master:
+        http = master.address("HTTP")
+        page = shop.expected["streams"]["orders"]
+        assert updates(http, "orders") == page["updates"]
+        assert append(http, "orders", ["o5", "placed"]) == page["upto_token"] + 1
 
 
 def test_an_append_that_was_stored_is_not_stored_again(shop: Shop) -> None:

@@ -28,14 +28,18 @@ Table = StreamTable[SqliteSession]
 
 
 class GenericTable(GenericRows[SqliteSession]):
-    """``stream_NAME``."""
+    """``stream_NAME``.
+
+    Its rows have rowids.  In a table WITHOUT ROWID, as 0.1.0 made it, inner nodes of the tree hold whole rows: an
+    insert reads each large row that it passes on its way to the end.
+    """
 
     def __init__(self, definition: StreamDefinition) -> None:
         super().__init__(definition, f"stream_{definition.name}", "?")
         way, table = self.direction, f'"{self.name}"'
         self._create = (
             f"CREATE TABLE IF NOT EXISTS {table} (stream_id INTEGER NOT NULL, ord INTEGER NOT NULL, "
-            'instance_name TEXT NOT NULL, "row" TEXT NOT NULL, PRIMARY KEY (stream_id, ord)) WITHOUT ROWID'
+            'instance_name TEXT NOT NULL, "row" TEXT NOT NULL, PRIMARY KEY (stream_id, ord))'
         )
         self._insert = f'INSERT INTO {table} (stream_id, ord, instance_name, "row") VALUES (?, ?, ?, ?)'
         self._other_writer = f"SELECT instance_name FROM {table} WHERE stream_id = ? AND instance_name <> ? LIMIT 1"
