@@ -195,12 +195,21 @@ class Doubts:
     # What is noted once the transaction of the step has ended.
     _stored: dict[InstanceName, tuple[Apply | Reset, RecentFacts]] = attrs.field(init=False, factory=dict)
 
-    def resume(self, stored: Mapping[InstanceName, str], positions: Mapping[InstanceName, Token]) -> None:
-        """Go on from stored texts; one that belongs to another position is ignored: an older program has moved that."""
+    def resume(
+        self, stored: Mapping[InstanceName, str], positions: Mapping[InstanceName, Token]
+    ) -> Sequence[InstanceName]:
+        """Go on from stored texts; one that belongs to another position is ignored.
+
+        Return the writers whose position is above that of their text: an older program has moved it.
+        """
+        moved = []
         for writer, text in stored.items():
-            recent = RecentFacts.decode(text, self._clock.seconds())
-            if recent is not None and recent.upto == positions.get(writer):
+            recent, position = RecentFacts.decode(text, self._clock.seconds()), positions.get(writer, Token(0))
+            if recent is not None and recent.upto == position:
                 self._recent[writer] = recent
+            elif recent is not None and recent.upto < position:
+                moved.append(writer)
+        return moved
 
     def after(self, writer: InstanceName, step: Apply | Reset) -> str | None:
         """Return the text that is stored with a step; None for a copy, or if the position stays."""

@@ -118,10 +118,22 @@ class FollowedHistories:
             if self._changed is not None:
                 self._changed(self._stream, writer)
 
-    def resume(self, stored: Mapping[InstanceName, str], positions: Mapping[InstanceName, Token]) -> None:
-        """Go on counting facts from the texts that ``counts_after`` has returned, at the stored positions."""
-        if self._doubts is not None:
-            self._doubts.resume(stored, positions)
+    async def resume(self, stored: Mapping[InstanceName, str], positions: Mapping[InstanceName, Token]) -> None:
+        """Go on counting facts from the texts that ``counts_after`` has returned, at the stored positions.
+
+        An older program stores no histories.  Where it has moved a position, the stored history is not used: it lacks
+        the epochs in which that program has followed the writer, and their facts would look lost.
+        """
+        for writer in () if self._doubts is None else self._doubts.resume(stored, positions):
+            if await self.followed(writer):
+                self._followed[writer] = ()
+                self.log.warn(
+                    "an older version of this package has followed {stream} of {writer} up to {upto}, and stores no "
+                    "history: that of {writer} is followed anew",
+                    stream=self._stream,
+                    writer=writer,
+                    upto=positions[writer],
+                )
 
     def counts_after(self, writer: InstanceName, step: Apply | Reset) -> str | None:
         """Return the text that is stored with a step; None if none is, as for a writer without a history."""

@@ -301,7 +301,8 @@ class StreamFollower:
             positions = dict(await self._store.applied_positions(self.name, self._instance_name))
             await self.application.failing.load(self._store, self._instance_name, positions)
             if positions and self.histories is not None:
-                self.histories.resume(await self._store.applied_counts(self.name, self._instance_name), positions)
+                counts = await self._store.applied_counts(self.name, self._instance_name)
+                await self.histories.resume(counts, positions)
             return positions
         await self._store.declare(StreamDefinition(self.name))
         for warning in self._store.warnings:

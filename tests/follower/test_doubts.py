@@ -419,6 +419,22 @@ class FunctionTests(DoubtsCase):
             self.at(10, 10, link="next")
             self.assertEqual((self.counted, self.process.asked), ([], [(at, 10)]))
 
+    def test_a_history_is_followed_anew_if_an_older_program_has_moved_the_position(self) -> None:
+        """It stores no history: so facts of later epochs of the writer would look lost."""
+        self.follow_to_eight()
+        moved = Write(ORDERS, MASTER, Token(12), expected=Token(8), follower=InstanceName("worker1"))
+        now(self.store.commit([moved]))
+        with logged() as messages:
+            self.start_again()
+        self.assertEqual(len(messages), 1)
+        self.assertIn("followed orders of master up to 12, and stores no history: that of master", messages[0])
+        self.published = [FIRST, Epoch("b.00000001", Token(10), Token(10))]
+        self.process.pages = [Page([fact(13)], Token(13), limited=False)]
+        with logged() as messages:
+            self.at(13, 13, link="next")
+        self.assertEqual((messages, self.process.asked), ([], [(12, 13)]))
+        self.assertEqual(now(self.store.history(ORDERS, MASTER, "worker1")), [*self.published])
+
     def test_a_function_that_is_undone_goes_back_if_its_facts_cannot_be_counted(self) -> None:
         """An older program stores no number; or the writer's position was settled more than ten seconds before."""
         for found, after in ((LESS, 4), (None, 8)):  # None: facts are gone
