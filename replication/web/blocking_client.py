@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from socket import socket
-from ssl import SSLCertVerificationError, SSLContext, SSLError, create_default_context
+from ssl import SSLCertVerificationError, SSLContext, SSLEOFError, SSLError, create_default_context
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
@@ -290,10 +290,10 @@ class HttpClient:
         if isinstance(error, SSLCertVerificationError):
             cure = f"; {trust_cure()}" if error.verify_code in UNKNOWN_AUTHORITY else ""
             return HttpError(f"{self.url}: {error.verify_message}{cure}")
-        if isinstance(error, SSLError) and "ALERT" in (error.reason or ""):
+        if isinstance(error, SSLError) and "ALERT" in (getattr(error, "reason", None) or ""):
             return HttpError(f"{self.url} refuses {self._shown()} ({error.reason.lower().replace('_', ' ')})")
         if (
-            isinstance(error, BrokenPipeError | ConnectionResetError)
+            isinstance(error, BrokenPipeError | ConnectionResetError | SSLEOFError)
             and self.url.startswith("https")
             and not in_handshake
         ):

@@ -7,6 +7,7 @@ import socket
 from contextlib import closing, contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from ssl import SSLEOFError
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +220,13 @@ def test_a_server_that_closes_the_connection_is_unavailable() -> None:
         error = failure(url)
     assert isinstance(error, UnavailableError)
     assert str(error).endswith(f"; if that port has TLS, write https{url.removeprefix('http')}")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), SSLEOFError(8, "EOF occurred")])
+def test_a_tls_connection_that_is_closed_may_lack_a_certificate_of_the_client(error: Exception) -> None:
+    """With TLS 1.3 the server refuses it after the handshake, and its alert may be lost."""
+    found = str(HttpClient("https://h").failure(error))
+    assert found.startswith("https://h closed the connection: perhaps it refuses a client without a certificate: give")
 
 
 def test_a_port_without_tls_fails_soon_with_the_url_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
