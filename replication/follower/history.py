@@ -10,10 +10,10 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from replication.errors import ReplicationError, StreamError
+from replication.errors import CatchUpError, ReplicationError, StreamError
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
-from replication.streams.history import common_position
+from replication.streams.history import common_position, is_behind
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -95,6 +95,11 @@ class FollowedHistories:
         self.checks += 1
         theirs = await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
         common = common_position(ours, theirs, after)
+        if common is not None and common < after and is_behind(theirs, ours):
+            raise CatchUpError(
+                f"the other end has followed {writer} up to an earlier start only, before the one at {common}: "
+                "waiting until it has caught up"
+            )
         if common is None:
             common = self._without_common(writer, theirs, after)
         elif common == after:

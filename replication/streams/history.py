@@ -102,6 +102,12 @@ def common_position(ours: History, theirs: History, position: Token) -> Token | 
     return None
 
 
+def is_behind(history: History, newer: History) -> bool:
+    """Whether ``newer`` goes on after the last epoch of ``history``: a process with it lacks a start of the writer."""
+    names = [epoch.name for epoch in newer]
+    return bool(history) and history[-1].name in names[:-1]
+
+
 def doubted_since(ours: History, theirs: History, position: Token, *, at_each_start: bool = False) -> Token | None:
     """Return above which ID facts up to ``position`` may be lost, although a larger ID is not.
 

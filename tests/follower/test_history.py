@@ -314,6 +314,22 @@ class CopyTests(HistoryCase):
         self.process.clock.advance(10)
         self.assertEqual((self.position(), self.state()), (12, "live"))
 
+    def test_a_source_that_has_not_seen_the_last_start_of_the_writer_is_waited_for(self) -> None:
+        """It is a relay that is behind: nothing is lost."""
+        self.published = [A, epoch("c", 8)]
+        self.follow_to_eleven()
+        self.published = [A]
+        with logged() as messages:
+            self.at(9, 9, link="relay")
+            self.process.clock.advance(0.25)
+        self.assertEqual((self.position(), self.state(), len(messages)), (11, "stopped", 1))
+        self.assertIn("has followed master up to an earlier start only, before the one at 8: waiting", messages[0])
+        self.published = [A, epoch("c", 8)]
+        with logged() as messages:
+            self.rows(fact(12), link="relay")
+            self.process.clock.advance(10)
+        self.assertEqual((self.stored()[1], self.state(), self.follower.resets), (12, "live", 0))
+
     def test_a_source_that_stays_away_is_logged_once_though_connections_come_and_go(self) -> None:
         self.follow_to_eleven()
         for _ in range(2):

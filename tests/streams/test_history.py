@@ -19,6 +19,7 @@ from replication.streams.history import (
     doubted_since,
     encode_history,
     encode_part,
+    is_behind,
     raise_epoch,
     raised_name,
     read_history,
@@ -124,6 +125,13 @@ def test_histories_without_a_shared_epoch_have_nothing_in_common() -> None:
     assert common([A, B], [epoch("x", 1)], 11) is None
     assert common([A], [], 11) is None
     assert common([], [A], 11) is None
+
+
+def test_a_history_is_behind_another_that_goes_on_after_its_last_epoch() -> None:
+    one, two, other = (Epoch(name, Token(start), Token(start)) for name, start in (("one", 1), ("two", 5), ("new", 5)))
+    assert is_behind([one], [one, two])
+    for history in ([], [one, two], [one, two, other], [one, other], [other]):
+        assert not is_behind(history, [one, two]), history
 
 
 def test_an_epoch_without_facts_is_replaced() -> None:
