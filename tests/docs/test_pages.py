@@ -21,6 +21,9 @@ ALONE = [  # pages that need nothing but this package
     "tutorial.md",
     "how-to/back-up.md",
     "how-to/choose-how-to-write.md",
+    "how-to/choose-how-to-read.md",
+    "how-to/share-work.md",
+    "how-to/delete-facts.md",
     "how-to/embed-in-twisted.md",
     "how-to/use-from-asyncio.md",
     "how-to/use-tls.md",
@@ -36,6 +39,8 @@ ON_POSTGRES = [
     "how-to/write-from-any-language.md",
     "how-to/write-from-several-processes.md",
     "how-to/move-to-postgresql.md",
+    "how-to/write-an-outbox-on-postgresql.md",
+    "how-to/keep-a-master-available.md",
 ]
 ON_SPARK = ["how-to/replay-on-spark.md"]
 BESIDE_A_SYNAPSE = ["how-to/follow-a-synapse.md", "how-to/be-synapse-main-process.md"]  # tests/interop/test_how_to.py

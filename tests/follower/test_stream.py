@@ -611,3 +611,13 @@ class DeclarationTests(SynchronousTestCase):
         with logged() as messages:
             now(StreamFollower(name=ORDERS, mode=FollowMode.COPIED, **process.arguments).open())
         self.assertEqual(messages, ["the copy of stream 'orders': its table was missing"])
+
+    def test_the_sequence_of_a_copy_is_no_error_because_a_copy_takes_no_id_from_it(self) -> None:
+        process = Process()
+        now(process.store.open())
+        process.store.warnings += [
+            "stream 'orders': sequence \"stream_orders_seq\" was at 1, behind ID 4, which is stored: moved forward"
+        ]
+        with logged() as messages:
+            now(StreamFollower(name=ORDERS, mode=FollowMode.COPIED, **process.arguments).open())
+        self.assertEqual(messages, [])
