@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger, LogLevel
 
@@ -23,6 +22,7 @@ from replication.logs import TroubleLog
 from replication.net.echo import Echo
 from replication.net.endpoints import (
     check_host_of,
+    client_endpoint,
     describe_connect_error,
     describe_endpoint_error,
     show_certificate,
@@ -40,7 +40,7 @@ from replication.wire.commands import Error as ErrorCommand
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from twisted.internet.interfaces import IAddress, IDelayedCall, IStreamClientEndpoint
+    from twisted.internet.interfaces import IAddress, IDelayedCall
     from twisted.python.failure import Failure
 
     from replication.wire.grammar import InstanceName, StreamName
@@ -126,7 +126,7 @@ class WriterClient(Factory):
         try:
             check_files_of(description)
             check_host_of(description)
-            client: IStreamClientEndpoint = clientFromString(self._reactor, description)
+            client = client_endpoint(self._reactor, description)
         except Exception as error:
             why = describe_endpoint_error(self.endpoint, error, "tcp:HOST:PORT")
             raise ConfigError(f"cannot connect to {Url(self.endpoint)!r}: {why}") from error

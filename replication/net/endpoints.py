@@ -11,9 +11,16 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
+from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
-from twisted.internet.endpoints import AdoptedStreamServerEndpoint, quoteStringArgument, serverFromString
-from twisted.internet.interfaces import IStreamServerEndpoint
+from twisted.internet.endpoints import (
+    AdoptedStreamServerEndpoint,
+    HostnameEndpoint,
+    clientFromString,
+    quoteStringArgument,
+    serverFromString,
+)
+from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
 from zope.interface import implementer
 
 from replication.errors import TLS_CURE
@@ -169,6 +176,20 @@ def check_host_of(endpoint: str) -> None:
     kind, named = split_endpoint(endpoint, "host", "port")
     if kind in {"tcp", "ssl"} and not is_host(named.get("host", "")):
         raise ValueError("no name of a host")
+
+
+def client_endpoint(reactor: Any, endpoint: str) -> IStreamClientEndpoint:
+    """Return Twisted's endpoint to connect to; a ``tcp:`` endpoint tries all addresses of the name of a host.
+
+    Twisted's own ``tcp:`` uses the first IPv4 address only.
+    """
+    found: IStreamClientEndpoint = clientFromString(reactor, endpoint)
+    kind, named = split_endpoint(endpoint, "host", "port", "timeout", "bindAddress")
+    host, bound = named.get("host", ""), named.get("bindAddress")
+    if kind != "tcp" or isIPAddress(host) or isIPv6Address(host):
+        return found
+    bind = None if bound is None else (bound, 0)
+    return HostnameEndpoint(reactor, host, int(named["port"]), float(named.get("timeout", 30)), bind)
 
 
 def default_http_url(endpoint: str) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Any
-from unittest.mock import patch
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock, patch
 
 import pytest
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
-from twisted.internet.endpoints import _SystemdParser, serverFromString
+from twisted.internet.endpoints import HostnameEndpoint, _SystemdParser, serverFromString
 from twisted.internet.error import ConnectionRefusedError as RefusedError
 from twisted.internet.error import DNSLookupError, getConnectError
 from twisted.internet.protocol import Factory, Protocol
@@ -24,6 +25,7 @@ from replication.net.endpoints import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
     check_host_of,
+    client_endpoint,
     default_http_url,
     describe_connect_error,
     describe_endpoint_error,
@@ -31,6 +33,17 @@ from replication.net.endpoints import (
     server_endpoint,
     show_certificate,
 )
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IResolutionReceiver
+
+
+def resolve(port: int, receiver: IResolutionReceiver, *_: object, **__: object) -> None:
+    """Resolve a name to two addresses."""
+    receiver.resolutionBegan(Mock())
+    for host in ("127.0.0.2", "127.0.0.1"):
+        receiver.addressResolved(IPv4Address("TCP", host, port))
+    receiver.resolutionComplete()
 
 
 class EndpointTests(SynchronousTestCase):
@@ -148,6 +161,28 @@ class ServerEndpointTests(SynchronousTestCase):
             reactor.iterate(1)
             counts.append(len(accepted))
         self.assertEqual(counts, [ACCEPTED_AT_ONCE, 2 * ACCEPTED_AT_ONCE, 2 * ACCEPTED_AT_ONCE + 1])
+
+    def test_each_address_of_a_host_is_tried(self) -> None:
+        """Nothing listens at the first one.  So two hosts of one name may take over from each other."""
+        reactor: Any = SelectReactor()
+        self.addCleanup(reactor.disconnectAll)
+        port: Any = reactor.listenTCP(0, Factory.forProtocol(Protocol), interface="127.0.0.1")
+        number = port.getHost().port
+        resolver = Mock()
+        resolver.resolveHostName.side_effect = partial(resolve, number)
+        reactor.installNameResolver(resolver)
+        found: list[Any] = []
+        endpoint: Any = client_endpoint(reactor, f"tcp:orders.example:{number}:timeout=5")
+        endpoint.connect(Factory.forProtocol(Protocol)).addBoth(found.append)
+        for _ in range(100):
+            if found:
+                break
+            reactor.iterate(0.1)
+        self.assertEqual(found[0].transport.getPeer(), IPv4Address("TCP", "127.0.0.1", number))
+
+    def test_only_a_name_is_resolved(self) -> None:
+        for endpoint in ("tcp:127.0.0.1:1", r"tcp:\:\:1:1", "unix:/a"):
+            self.assertNotIsInstance(client_endpoint(MemoryReactor(), endpoint), HostnameEndpoint)
 
     def test_a_wrong_description_gets_the_error_of_twisted(self) -> None:
         reactor: Any = MemoryReactor()

@@ -81,7 +81,7 @@ _REPLACED = (
     ),
     (replication.writer.publisher, "ReorderBuffer", partial(ReorderBuffer, max_bytes=HELD_BYTES)),
     (replication.writer.epochs, "secrets", _Secrets),
-    (replication.net.client, "clientFromString", _endpoint_of),
+    (replication.net.client, "client_endpoint", _endpoint_of),
 )
 
 
