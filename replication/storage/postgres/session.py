@@ -78,6 +78,8 @@ _END_BACKEND: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE pid = %s AND extract(epoch FROM backend_start)::text = %s"
 )
+# How a transaction begins that waits for a lock of another process, and then reads or changes what that has written.
+AFTER_OTHERS: Final = "ISOLATION LEVEL READ COMMITTED"  # the default may be a snapshot from before the wait
 _RETRY_AFTER: Final = 0.25  # seconds between two questions about an outcome
 
 _SEQUENCE_ENDS: Final = "2200H"
