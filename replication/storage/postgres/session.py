@@ -135,7 +135,13 @@ _OF_SETTINGS: Final = ("25006", "57014")
 # The prepared statement of this session is missing, or a statement of another session has its name.  A pooler pools by
 # transaction now, or did so meanwhile.  A new session checks the pooler, and prepares its own statements.
 _STATEMENT_ERRORS: Final = ("26000", "42P05", "08P01")
-_TEMPORARY_WORDS: Final = (*_READY_SOON, "too many", "remaining connection slots", "shutting down")
+_TEMPORARY_WORDS: Final = (
+    *_READY_SOON,
+    "too many",
+    "remaining connection slots",
+    "shutting down",
+    "out of shared memory",  # sessions hold as many locks as the server has
+)
 
 
 class SessionLostError(StoreError):

@@ -94,6 +94,8 @@ class SessionTests(UsesSession, SynchronousTestCase):
         slow = self.make_session()
         self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
         self.assertEqual(slow.run("SELECT 1"), [(1,)], "the next statement works")
+        locks = "DO $$ BEGIN RAISE 'out of shared memory' USING ERRCODE = '53200'; END $$"
+        self.assertIn("shared memory; raise max_locks_per_tra", self.refusal(lambda: self.session.run(locks)))
 
     def test_after_a_setting_was_changed_back_no_session_keeps_it(self) -> None:
         """ALTER DATABASE, and ALTER ROLE, change it for new sessions only."""
@@ -268,9 +270,11 @@ class ConnectTests(UsesSession, SynchronousTestCase):
         self.assertTrue(error.temporary)
 
     def test_a_server_that_starts_or_recovers_is_waited_for(self) -> None:
-        for state in ("starting up", "in recovery mode", "not yet accepting connections", "shutting down"):
+        system = "the database system is"
+        states = [f"{system} {each}" for each in ("starting up", "in recovery mode", "not yet accepting connections")]
+        for state in (*states, f"{system} shutting down", "out of shared memory"):
             with socket.create_server(("127.0.0.1", 0)) as listening:
-                answering = Thread(target=self.refuse, args=(listening, f"the database system is {state}"))
+                answering = Thread(target=self.refuse, args=(listening, state))
                 answering.start()
                 session = self.make_session(f"postgresql://127.0.0.1:{listening.getsockname()[1]}/x?sslmode=disable")
                 self.assertTrue(self.assertRaises(SessionLostError, session.connect).temporary, state)
