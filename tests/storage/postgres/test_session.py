@@ -116,6 +116,25 @@ class SessionTests(UsesSession, SynchronousTestCase):
                 session.rollback()
                 self.assertEqual(session.run(write), [], f"{setting}, in a transaction: {in_transaction}")
 
+    def test_a_pooler_gives_no_session_with_former_settings_again(self) -> None:
+        """The pool has two sessions: the first statement checks the pooler with one more.  Each failure ends one."""
+        self.sql("CREATE TABLE mine (a integer)")
+        write = "INSERT INTO mine SELECT 1 FROM pg_sleep(0.1)"
+        for setting, value in (("default_transaction_read_only", "on"), ("statement_timeout", "50ms")):
+            for in_transaction in (False, True):
+                self.configure(setting, value)
+                with self.server.pooler(self.database, "session") as url:
+                    session = self.make_session(url)
+                    session.refresh()
+                    self.server.sql(f"ALTER DATABASE {self.database} RESET {setting}")
+                    for _ in range(2):
+                        if in_transaction:
+                            session.begin()
+                        self.assertRaises(StoreError, session.run, write)
+                        session.rollback()
+                    self.assertEqual(session.run(write), [], f"{setting}, in a transaction: {in_transaction}")
+                    session.close()
+
     def test_a_transaction_with_a_timeout_of_its_own_leaves_the_session(self) -> None:
         self.session.begin("READ ONLY", bounded=True)
         self.session.run("SET LOCAL statement_timeout = '10ms'")
