@@ -47,6 +47,7 @@ class SqlConnection(Generic[_Session]):
     SCHEMA: ClassVar[int]  # the version of the tables that added ``gone_facts``
     SNAPSHOT: ClassVar[str] = ""  # how a transaction begins that reads one snapshot
     ELEMENTS: ClassVar[str]  # a query of the texts in a JSON array, its parameter
+    OWN: ClassVar[str] = ""  # how a transaction of this package alone begins, which waits for others
     EXCLUSIVE: ClassVar[str] = ""  # a statement that excludes other processes that create tables, where BEGIN does not
 
     def __init__(self, session: _Session, *, read_only: bool) -> None:
@@ -165,7 +166,7 @@ class SqlConnection(Generic[_Session]):
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Run a transaction that excludes other processes that create tables."""
-        self.session.begin()
+        self.session.begin(self.OWN)
         try:
             if self.EXCLUSIVE:
                 self.session.run(self.EXCLUSIVE)

@@ -249,3 +249,9 @@ def short_read(session: PostgresSession) -> Iterator[None]:
 def literal(text: str) -> str:
     """Return a text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def array_literal(names: Iterable[str | None]) -> str:
+    """Return text[] as SQL has it; the driver would make it anew at each poll."""
+    escaped = [each if each is None else each.replace("\\", "\\\\").replace('"', '\\"') for each in names]
+    return "{" + ",".join("NULL" if each is None else f'"{each}"' for each in escaped) + "}"

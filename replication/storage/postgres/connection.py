@@ -28,7 +28,7 @@ from replication.storage.postgres.ids import (
     read_last_value,
 )
 from replication.storage.postgres.sequence_locks import BLOCKERS
-from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.postgres.session import AFTER_OTHERS, OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
 from replication.storage.tables.kept_facts import lower_gone, put_gone
@@ -146,7 +146,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
     MARK = "%s"
     SCHEMA = len(STEPS)
     ELEMENTS = "SELECT json_array_elements_text(%s::json)"
-    EXCLUSIVE = LOCK
+    EXCLUSIVE, OWN = LOCK, AFTER_OTHERS
     SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
     def __init__(
@@ -361,7 +361,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         if self._read_only:
             installed(self.session.ask)
             return
-        self.session.begin()
+        self.session.begin(AFTER_OTHERS)
         try:
             self.session.run(TOUCH)
             self.session.run("COMMIT")  # without a mark: no caller waits for its outcome

@@ -280,5 +280,12 @@ def read_last_value(session: PostgresSession, sequence: str) -> int:
 
 
 def move_forward(session: PostgresSession, sequence: str, used: int) -> None:
-    """Move a sequence forward to ``used``, unless other processes have moved it further."""
-    session.run(f"SELECT setval(%s, greatest(%s, last_value)) FROM {sequence}", (sequence, used))
+    """Move a sequence forward to ``used``, unless other processes have moved it further.
+
+    Others may allocate while the statement runs, so setval() never has the value that was read: it would take back what
+    they have allocated since.  After ALTER SEQUENCE … RESTART WITH, a sequence has no last value before its next use.
+    """
+    session.run(
+        f"SELECT CASE WHEN last_value < %s THEN setval(%s, %s) WHEN NOT is_called THEN nextval(%s) END FROM {sequence}",
+        (used, sequence, used, sequence),
+    )

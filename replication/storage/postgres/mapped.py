@@ -18,7 +18,7 @@ from replication.storage.contract import MASTER, differs
 from replication.storage.mapped import MappedRows
 from replication.storage.names import quoted
 from replication.storage.pages import Rows, cut_rows
-from replication.storage.postgres.checks import has_default_id, has_pair, warnings_about
+from replication.storage.postgres.checks import has_default_id, has_pair, literal, warnings_about
 from replication.storage.postgres.generic import COLUMNS, KIND, Table
 from replication.storage.postgres.session import PostgresSession, TypedRows, is_refusal
 from replication.wire import grammar
@@ -74,6 +74,13 @@ _SEQUENCE: Final = (
     "WHERE attrelid = to_regclass({0}) AND attname = {1} LIMIT 1"
 )
 _SEQUENCE_OF: Final = f"SELECT ({_SEQUENCE.format('%s', '%s')})::regclass::text"
+_PART_WITH_ANOTHER: Final = (  # a partition or child whose ID column has a sequence of its own
+    "WITH RECURSIVE tree (part) AS (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass(%s) "
+    "UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = part) SELECT name, found::regclass::text "
+    f"FROM (SELECT name, ({_SEQUENCE.format('name', '%s')}) AS found "
+    "FROM (SELECT part::regclass::text AS name FROM tree) AS named) AS parts "
+    "WHERE found <> to_regclass(%s) ORDER BY 1 LIMIT 1"
+)
 # It also finds a new sequence of the same name, if the table is new, too.  A new sequence of the same table goes on
 # where the former one ended, and so does a new table with the same sequence.
 _OTHER_SEQUENCES: Final = (
@@ -129,6 +136,14 @@ class MappedTable(MappedRows[PostgresSession]):
             warnings.append(
                 f"stream {name!r}: table {table!r} fills {definition.id_column!r} by a DEFAULT whose sequence is "
                 "unknown, so rows of external writers are not published: name that sequence, as sequence in [[streams]]"
+            )
+        column = definition.id_column
+        for part, other in session.run(_PART_WITH_ANOTHER, (self._table, column, column, self.sequence)):
+            warnings.append(
+                f"stream {name!r}: table {table!r} has the part {part}, whose IDs come from {other} if rows are "
+                f"inserted into it directly, and no follower receives a row below a published ID: ALTER TABLE {part} "
+                f'ALTER "{column}" DROP IDENTITY IF EXISTS; ALTER TABLE {part} ALTER "{column}" '
+                f"SET DEFAULT {self.direction.minus}nextval({literal(self.sequence)})"
             )
         if definition.instance_column is not None and has_pair(session, definition, self._table):
             self._query.newest = self.seek_newest("::text")

@@ -29,6 +29,7 @@ POLICY_CURE: Final = "ALTER ROLE … BYPASSRLS for this user, or name another us
 CURES_BY_WORDS: Final = {  # of the error, whatever its SQLSTATE is
     '": bad decrypt': KEY_CURE,
     '": unsupported': KEY_CURE,  # of 200 wrong passwords, one decrypts the key to something else
+    "out of shared memory": "raise max_locks_per_transaction, or end the sessions that hold most of the locks",
     "row-level security policy": POLICY_CURE,  # it hides rows, or does not accept them
 }
 

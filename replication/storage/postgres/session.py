@@ -78,6 +78,9 @@ _END_BACKEND: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE pid = %s AND extract(epoch FROM backend_start)::text = %s"
 )
+_END_OWN: Final = "SELECT pg_terminate_backend(pg_backend_pid())"
+# How a transaction begins that waits for a lock of another process, and then reads or changes what that has written.
+AFTER_OTHERS: Final = "ISOLATION LEVEL READ COMMITTED"  # the default may be a snapshot from before the wait
 _RETRY_AFTER: Final = 0.25  # seconds between two questions about an outcome
 
 _SEQUENCE_ENDS: Final = "2200H"
@@ -133,7 +136,13 @@ _OF_SETTINGS: Final = ("25006", "57014")
 # The prepared statement of this session is missing, or a statement of another session has its name.  A pooler pools by
 # transaction now, or did so meanwhile.  A new session checks the pooler, and prepares its own statements.
 _STATEMENT_ERRORS: Final = ("26000", "42P05", "08P01")
-_TEMPORARY_WORDS: Final = (*_READY_SOON, "too many", "remaining connection slots", "shutting down")
+_TEMPORARY_WORDS: Final = (
+    *_READY_SOON,
+    "too many",
+    "remaining connection slots",
+    "shutting down",
+    "out of shared memory",  # sessions hold as many locks as the server has
+)
 
 
 class SessionLostError(StoreError):
@@ -287,8 +296,8 @@ class PostgresSession:
                 try:
                     with connection.pipeline():
                         cursors = [connection.execute(sql, parameters) for sql, parameters in statements]
-                except psycopg.Error:
-                    self._drop()  # for the reason in rollback()
+                except psycopg.Error as error:
+                    self._drop(whole=error.sqlstate in _OF_SETTINGS)  # for the reason in rollback()
                     raise
                 return [cursor.fetchall() for cursor in cursors]
 
@@ -419,7 +428,7 @@ class PostgresSession:
             with suppress(StoreError):
                 self.run(f"ROLLBACK -- {self._rollbacks}")
         if self.leftovers.end() or not self._is_idle():
-            self._drop()
+            self._drop(whole=True)
 
     # ---- inside
 
@@ -451,8 +460,12 @@ class PostgresSession:
         """Whether a later session of this process has reached another server, or another run of it."""
         return self._connection is not None and not self._reads_only and self._server != self.holder.server
 
-    def _drop(self) -> None:
+    def _drop(self, *, whole: bool = False) -> None:
+        """End the session.  ``whole``: also its process, which a pooler would give to the next one, as it began."""
         if self._connection is not None:
+            if whole:
+                with suppress(psycopg.Error, OSError):
+                    self._connection.execute(_END_OWN, prepare=False)
             self._connection.close()
             self._connection = None
 
@@ -531,7 +544,7 @@ class PostgresSession:
             if doubted:
                 self.holder.doubt_pooler()
             if lost or ((doubted or error.sqlstate in _OF_SETTINGS) and not self._begun):
-                self._drop()
+                self._drop(whole=not lost)
             elif doubted or (error.sqlstate in _OF_SETTINGS and not self._bounded):
                 self.leftovers.outdate()
             if error.diag.constraint_name == _RECEIPTS_KEY:

@@ -18,7 +18,7 @@ from psycopg.errors import LockNotAvailable
 
 from replication.errors import SchemaError, StoreError
 from replication.storage.names import quoted
-from replication.storage.postgres.checks import literal, poll_rows, short_read
+from replication.storage.postgres.checks import array_literal, literal, poll_rows, short_read
 from replication.storage.postgres.ids import check_sequence, move_forward
 from replication.storage.postgres.mapped import other_sequences
 from replication.storage.postgres.sequence_locks import find_locked, name_blockers
@@ -63,9 +63,11 @@ LAST_VALUES: Final = (
     "FROM unnest(sequences) WITH ORDINALITY AS each (name, place) ORDER BY place) AS last_values "
     "FROM (SELECT %s::text[]) AS given (sequences) OFFSET 0) AS read"
 )
-# What ALTER SEQUENCE and SET LOGGED change and TRUNCATE does not: all three give a sequence another file.
+# What ALTER SEQUENCE and SET LOGGED change and TRUNCATE does not: all three give a sequence another file.  And the
+# transaction of the last ALTER SEQUENCE, which may have changed no option.
 OPTIONS: Final = (
-    "SELECT (pg_sequence, relpersistence)::text FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) "
+    "SELECT (pg_sequence, relpersistence)::text, pg_sequence.xmin::text "
+    "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) "
     "LEFT JOIN pg_class ON oid = to_regclass(name) LEFT JOIN pg_sequence ON seqrelid = oid ORDER BY place"
 )
 # The oldest transaction ID in progress, in a snapshot taken after that; and the place up to which the log is on disk.
@@ -91,6 +93,7 @@ class _Watched:
 
     ``files`` are those of the sequence and of the tables, None before the first poll.  ``options`` are the sequence's.
     If its file has changed, it is ``unchecked`` until these were checked; ``unfit`` is why it cannot be used.
+    ``altered_by`` is the transaction that has altered it last.
     ``other`` is the sequence that the ID column has instead, if any.  ``locked``: why the sequence cannot be read now.
 
     After TRUNCATE … RESTART IDENTITY, ``reused`` is the ID up to which IDs were published and may have been allocated
@@ -109,7 +112,7 @@ class _Watched:
         self.missing = False  # the sequence does not exist, or cannot be read
         self.has_rows_above = False  # the warning about rows above the sequence was given
         self.files: tuple[int | None, Sequence[int | None]] | None = None
-        self.options = ""
+        self.options, self.altered_by = "", ""
         self.unchecked = False
         self.unfit: str | None = None
         self.other: str | None = None
@@ -166,9 +169,9 @@ class PostgresWatch:
         self.session = session
         self._watched = [_Watched(each) for each in tables]
         self._sources = [name for each in self._watched for name in each.sources]
-        self._sequences = _array([each.sequence for each in self._watched])
+        self._sequences = array_literal([each.sequence for each in self._watched])
         self._locked_at = 0.0  # when locked sequences were looked for
-        self._tables = _array(self._sources)
+        self._tables = array_literal(self._sources)
         self._polls = 0
         self._polled_in = 0  # the number of the session
         self.streams: Sequence[StreamName] = [each.stream for each in self._watched]
@@ -248,7 +251,7 @@ class PostgresWatch:
             each.locked = found.get(each.sequence)
             if each.locked is not None:
                 each.state = replace(each.state, error=each.locked)
-        self._sequences = _array([None if each.locked else each.sequence for each in self._watched])
+        self._sequences = array_literal([None if each.locked else each.sequence for each in self._watched])
         self._locked_at = self._now()
         return bool(found)
 
@@ -280,7 +283,7 @@ class PostgresWatch:
             if each.unchecked:
                 self._check_options(each)
             if restarted:
-                restarted = not self._read_options([each])
+                restarted = self._is_restarted(each, last)
             if restarted and each.durable is not None:
                 if last is not None and last >= each.durable:  # otherwise the warning of a sequence that went back
                     self._warn(
@@ -304,11 +307,24 @@ class PostgresWatch:
     def _read_options(self, watched: Sequence[_Watched]) -> bool:
         """Read the options of sequences; return whether one of them has changed."""
         before = [each.options for each in watched]
-        for each, (options,) in zip(
-            watched, self.session.ask(OPTIONS, ([each.sequence for each in watched],)), strict=True
-        ):
-            each.options = options
+        for each, found in zip(watched, self.session.ask(OPTIONS, ([each.sequence for each in watched],)), strict=True):
+            each.options, each.altered_by = found
         return before != [each.options for each in watched]
+
+    def _is_restarted(self, watched: _Watched, last_value: int | None) -> bool:
+        """Whether a sequence with another file begins anew, as after TRUNCATE … RESTART IDENTITY."""
+        before = watched.altered_by
+        if self._read_options([watched]):
+            return False
+        known = max(watched.horizon.last_value or 0, watched.durable or 0)
+        goes_on = (last_value or 0) >= known or self._is_ahead(watched, last_value, known)
+        return watched.altered_by == before or not goes_on
+
+    def _is_ahead(self, watched: _Watched, last_value: int | None, known: int) -> bool:
+        """Whether the sequence has no last value because it was moved forward: ALTER SEQUENCE … RESTART WITH."""
+        if last_value != 0:
+            return False
+        return self.session.ask(f"SELECT last_value > {known} FROM {watched.sequence}", prepare=False) == [(True,)]
 
     def _check_options(self, watched: _Watched) -> None:
         """Stop the stream while its sequence does not give IDs in ascending order to all sessions."""
@@ -417,10 +433,11 @@ class PostgresWatch:
         watched.missing = last_value is None
         if last_value is not None and settled is not None and last_value < settled:
             self.session.verify()
-            self._warn(
-                f"stream {watched.stream!r}: sequence {watched.sequence} went back to {last_value}, and {settled} was "
-                "published: moved forward again; rows inserted between these IDs are not published"
-            )
+            if not self._is_ahead(watched, last_value, settled):
+                self._warn(
+                    f"stream {watched.stream!r}: sequence {watched.sequence} went back to {last_value}, and {settled} "
+                    "was published: moved forward again; rows inserted between these IDs are not published"
+                )
             move_forward(self.session, watched.sequence, settled)
             return False
         return not (watched.missing or watched.unchecked or watched.unfit or watched.other)
@@ -479,9 +496,3 @@ def _end_of_run(sequence: str, horizon: SequenceHorizon, has_rows: Sequence[str]
         "UNION ALL SELECT id, step FROM (SELECT id + step, step FROM run) AS run (id, step) "
         f"WHERE id <= {min(last_value, settled + RUN_LENGTH)} AND ({' OR '.join(has_rows)})) SELECT max(id) FROM run"
     )
-
-
-def _array(names: Iterable[str | None]) -> str:
-    """Return text[] as SQL has it; the driver would make it anew at each poll."""
-    escaped = [each if each is None else each.replace("\\", "\\\\").replace('"', '\\"') for each in names]
-    return "{" + ",".join("NULL" if each is None else f'"{each}"' for each in escaped) + "}"

@@ -101,6 +101,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     SCHEMA = len(STEPS)
     ELEMENTS = "SELECT value FROM json_each(?)"
     SNAPSHOT = "DEFERRED"
+    OWN = "IMMEDIATE"
 
     def __init__(
         self,

@@ -68,6 +68,22 @@ class CheckTests(OnPostgres, SynchronousTestCase):
         self.sql(self.only_warning().rpartition(": ")[2])
         self.assertEqual(self.warnings(), [])
 
+    def test_a_partition_with_a_sequence_of_its_own_is_reported(self) -> None:
+        self.sql("DROP TABLE events; CREATE TABLE events (id bigserial PRIMARY KEY, name text) PARTITION BY RANGE (id)")
+        self.sql("CREATE TABLE old PARTITION OF events FOR VALUES FROM (0) TO (9)")
+        self.sql('CREATE TABLE "New" (id bigint GENERATED ALWAYS AS IDENTITY, name text)')
+        self.sql('ALTER TABLE events ATTACH PARTITION "New" FOR VALUES FROM (9) TO (99)')
+        self.warnings()
+        (warning,) = [each for each in self.store.warnings if "has the part" in each]
+        self.assertIn("""the part "New", whose IDs come from "New_id_seq" if""", warning)
+        self.sql(warning.rpartition("published ID: ")[2])
+        self.warnings()
+        self.assertFalse([each for each in self.store.warnings if "has the part" in each])
+        self.sql("INSERT INTO old (name) VALUES ('a')")
+        self.sql("SELECT setval('events_id_seq', 20)")
+        self.sql("""INSERT INTO "New" (name) VALUES ('b')""")
+        self.assertEqual(self.sql("SELECT id FROM events ORDER BY 1"), [(2,), (21,)])
+
     def test_an_id_of_two_writers_is_reported(self) -> None:
         self.sql("CREATE INDEX ON events (writer, id)")
         self.sql("INSERT INTO events VALUES (2, 'a', 'x'), (7, 'a', 'y'), (7, NULL, 'z')")

@@ -10,9 +10,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import PositionMovedError, SchemaError, StoreError
 from replication.storage.contract import Batch
 from replication.storage.postgres.address import Address
-from replication.storage.postgres.connection import ON_DEMAND, STEPS, PostgresConnection
+from replication.storage.postgres.connection import ON_DEMAND, STEPS, TOUCH, PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
+from replication.storage.postgres.ids import create_sequence
 from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE, receipt_key
@@ -186,6 +187,26 @@ class AgainTests(UsesConnection, SynchronousTestCase):
         with self.when_waiting_for("transactionid", other.session.commit):
             self.assertEqual(one.commit_together([self.batch(write(6, facts(6)))]), [None])
         self.assertEqual(self.tokens(), [5, 6])
+
+    def test_f13_with_snapshots_health_does_not_fail_because_another_process_asks_for_it(self) -> None:
+        self.configure("default_transaction_isolation", "repeatable read")
+        one, other = self.make_connection(), self.make_connection()
+        other.session.begin()
+        other.session.run(TOUCH)
+        with self.when_waiting_for("transactionid", lambda: other.session.run("COMMIT")):
+            one.check()
+
+    def test_f13_with_snapshots_a_start_finds_the_tables_for_which_it_has_waited(self) -> None:
+        self.configure("default_transaction_isolation", "repeatable read")
+        one, other = self.make_connection(), self.make_connection()
+        table = GenericTable(StreamDefinition("later"))
+        other.session.begin()
+        other.session.run(other.EXCLUSIVE)
+        table.create(other.session)
+        create_sequence(other.session, table)
+        other.session.run("SELECT")  # sends the statements
+        with self.when_waiting_for("advisory", lambda: other.session.run("COMMIT")):
+            self.assertEqual(one.declare([table]), [])
 
     def test_f13_a_conflict_after_statements_of_the_application_is_an_error(self) -> None:
         self.let_fail("RAISE 'in the way' USING ERRCODE = '40001'", times=1)

@@ -21,7 +21,14 @@ from replication.storage.postgres.address import Address
 from replication.storage.postgres.connection import PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.ids import CLAIMS, IDS_SETTINGS, TAKE_OVER_SETTINGS, Allocations, PostgresIds
+from replication.storage.postgres.ids import (
+    CLAIMS,
+    IDS_SETTINGS,
+    TAKE_OVER_SETTINGS,
+    Allocations,
+    PostgresIds,
+    move_forward,
+)
 from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.session import PostgresSession, SessionLostError
 from replication.streams.definitions import StreamDefinition
@@ -143,6 +150,18 @@ class SequenceTests(UsesIds, SynchronousTestCase):
         self.sql("SELECT setval('stream_orders_seq', 50)")
         self.ids._allocations._highest['"stream_orders_seq"'] = 40
         self.assertEqual((self.allocate(), self.warnings), ([51], []))
+
+    def test_a_sequence_that_was_moved_further_is_not_set(self) -> None:
+        """Setting it to the value that was read would take back what others allocate meanwhile."""
+        self.declare()
+        fetched = "SELECT last_value, log_cnt > 0 FROM stream_orders_seq"  # setval() resets log_cnt
+        self.sql("ALTER SEQUENCE stream_orders_seq RESTART WITH 50")
+        for _ in range(2):
+            move_forward(self.ids.session, '"stream_orders_seq"', 40)
+            self.assertEqual(self.sql(fetched), [(50, True)])
+        move_forward(self.ids.session, '"stream_orders_seq"', 60)
+        self.assertEqual(self.sql(fetched), [(60, False)])
+        self.assertEqual(self.allocate(), [61])
 
     def test_f16_a_sequence_that_goes_back_is_moved_forward_with_a_warning(self) -> None:
         """It was restored from an old backup, or a crash lost values without rows."""

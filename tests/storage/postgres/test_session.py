@@ -94,6 +94,8 @@ class SessionTests(UsesSession, SynchronousTestCase):
         slow = self.make_session()
         self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
         self.assertEqual(slow.run("SELECT 1"), [(1,)], "the next statement works")
+        locks = "DO $$ BEGIN RAISE 'out of shared memory' USING ERRCODE = '53200'; END $$"
+        self.assertIn("shared memory; raise max_locks_per_tra", self.refusal(lambda: self.session.run(locks)))
 
     def test_after_a_setting_was_changed_back_no_session_keeps_it(self) -> None:
         """ALTER DATABASE, and ALTER ROLE, change it for new sessions only."""
@@ -113,6 +115,25 @@ class SessionTests(UsesSession, SynchronousTestCase):
                 self.assertIn(symptom, self.refusal(partial(session.run, write)))
                 session.rollback()
                 self.assertEqual(session.run(write), [], f"{setting}, in a transaction: {in_transaction}")
+
+    def test_a_pooler_gives_no_session_with_former_settings_again(self) -> None:
+        """The pool has two sessions: the first statement checks the pooler with one more.  Each failure ends one."""
+        self.sql("CREATE TABLE mine (a integer)")
+        write = "INSERT INTO mine SELECT 1 FROM pg_sleep(0.1)"
+        for setting, value in (("default_transaction_read_only", "on"), ("statement_timeout", "50ms")):
+            for in_transaction in (False, True):
+                self.configure(setting, value)
+                with self.server.pooler(self.database, "session") as url:
+                    session = self.make_session(url)
+                    session.refresh()
+                    self.server.sql(f"ALTER DATABASE {self.database} RESET {setting}")
+                    for _ in range(2):
+                        if in_transaction:
+                            session.begin()
+                        self.assertRaises(StoreError, session.run, write)
+                        session.rollback()
+                    self.assertEqual(session.run(write), [], f"{setting}, in a transaction: {in_transaction}")
+                    session.close()
 
     def test_a_transaction_with_a_timeout_of_its_own_leaves_the_session(self) -> None:
         self.session.begin("READ ONLY", bounded=True)
@@ -268,9 +289,11 @@ class ConnectTests(UsesSession, SynchronousTestCase):
         self.assertTrue(error.temporary)
 
     def test_a_server_that_starts_or_recovers_is_waited_for(self) -> None:
-        for state in ("starting up", "in recovery mode", "not yet accepting connections", "shutting down"):
+        system = "the database system is"
+        states = [f"{system} {each}" for each in ("starting up", "in recovery mode", "not yet accepting connections")]
+        for state in (*states, f"{system} shutting down", "out of shared memory"):
             with socket.create_server(("127.0.0.1", 0)) as listening:
-                answering = Thread(target=self.refuse, args=(listening, f"the database system is {state}"))
+                answering = Thread(target=self.refuse, args=(listening, state))
                 answering.start()
                 session = self.make_session(f"postgresql://127.0.0.1:{listening.getsockname()[1]}/x?sslmode=disable")
                 self.assertTrue(self.assertRaises(SessionLostError, session.connect).temporary, state)

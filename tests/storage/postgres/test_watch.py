@@ -341,6 +341,29 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
         self.poll_for_long()
         self.assertIn("IDs up to 7 again", self.error() or "")
 
+    def test_a_sequence_that_keeps_its_options_is_not_taken_for_restarted(self) -> None:
+        """``AS bigint`` is a usual part of a change of the column to bigint; the sequence may be one already."""
+        self.sql(INSERT)
+        self.poll(3)
+        for change in (
+            "ALTER SEQUENCE events_id_seq CACHE 1",
+            "ALTER TABLE events ALTER name TYPE varchar(9); ALTER SEQUENCE events_id_seq AS bigint",
+            "ALTER TABLE events ALTER name TYPE char(5); ALTER SEQUENCE events_id_seq RESTART WITH 50",
+        ):
+            with self.subTest(change=change):
+                self.sql(change)
+                ((last,),) = self.sql("SELECT last_value FROM events_id_seq")
+                self.assertEqual((self.poll_for_long(), self.error()), ((last, last), None))
+                found = [each for each in self.store.warnings if "published" in each]
+                self.assertEqual(found, [])
+
+    def test_a_sequence_that_alter_has_taken_back_is_restarted(self) -> None:
+        self.sql(f"{INSERT}; {INSERT}")
+        self.poll(3)
+        self.sql(f"TRUNCATE events; ALTER SEQUENCE events_id_seq RESTART; {INSERT}")
+        self.poll_for_long()
+        self.assertIn("IDs up to 3 again", self.error() or "")
+
     def test_a_sequence_that_gets_a_cache_stops_the_stream_until_it_has_none(self) -> None:
         one, other = (psycopg.connect(self.url, autocommit=True) for _ in range(2))
         self.addCleanup(one.close)
