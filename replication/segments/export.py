@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 LF: Final = 10
 SPACE: Final = 32
+FEW_ROWS: Final = 1_000  # in a segment, if rows are long: a batch has no rows of another range
 NOT_ASCII: Final = 128  # the smallest byte that is not ASCII
 
 
@@ -50,8 +51,21 @@ def export_range(
 ) -> list[Segment]:
     """Write the segments of a range, each under :func:`staged_name` in ``work``, and return their entries.
 
-    StoreError if the database or the folder fails; then no file is left.
+    StoreError if the database or the folder fails, or if rows are too long; then no file is left.
     """
+    try:
+        return _export_range(database_url, folder, part, options, work)
+    except pa.ArrowCapacityError as error:  # a batch has a limit of rows, and Arrow one of its bytes
+        rows = max(min(FEW_ROWS, options.segment_rows // 10), 1)
+        raise StoreError(
+            f"the rows of stream {part.definition.name!r} between ID {part.after} and {part.upto} are too long to be "
+            f"read at once: give a smaller --segment-rows than {options.segment_rows}, such as {rows}"
+        ) from error
+
+
+def _export_range(
+    database_url: str | Url, folder: Folder, part: StreamRange, options: SegmentOptions, work: str
+) -> list[Segment]:
     definition = part.definition
     with closing(open_database(database_url)) as database, ExitStack() as stack:
         if gc.isenabled():  # it costs a third of the time, and these values form no cycles

@@ -138,8 +138,19 @@ def _cause(text: str) -> str:
 
 def _cause_in_java(text: str) -> str:
     """Return the innermost error of Java that has a text, without the tracebacks."""
-    errors: list[str] = re.findall(r"^(?:: |Caused by: )([\w.$]+: .*)$", text, re.MULTILINE)
+    errors = _errors_in_java(text)
     return f"Spark failed: {errors[-1]}" if errors else text
+
+
+def _errors_in_java(text: str) -> list[str]:
+    found: list[str] = re.findall(r'^(?:: |Caused by: |Exception in thread "[^"]*" )([\w.$]+: .*)$', text, re.MULTILINE)
+    return found
+
+
+def _cause_of_no_start(log: str, error: Exception) -> str:
+    """Return the error of Java, else the last line of the log, else what Python has raised."""
+    lines = log.strip().splitlines()
+    return [str(error), *lines[-1:], *_errors_in_java(f"{log}\n{error}")][-1]
 
 
 def has_spark() -> bool:
@@ -220,8 +231,8 @@ def _start_silently(builder: Any, log: Path) -> SparkSession:
     try:
         session: SparkSession = builder.getOrCreate()
     except Exception as error:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise ConfigError(f"Spark does not start: {lines[-1] if lines else error}") from error
+        why = _cause_of_no_start(log.read_text(encoding="utf-8", errors="replace"), error)
+        raise ConfigError(f"Spark does not start: {why}") from error
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
+import pyarrow as pa
+
 from replication.errors import StoreError
 from replication.segments import compression, databases, files
 from replication.segments import export as exporting
@@ -312,9 +314,26 @@ def test_without_compact_every_fact_is_kept(tmp_path: Path) -> None:
 
 def test_a_part_of_some_lines_has_only_its_own_bytes() -> None:
     import numpy as np
-    import pyarrow as pa
 
     tokens, rows = np.array([2, 3, 3, 4]), pa.array(["1", "2", "3", "4"])
     lines = LineEncoder(STREAM, MASTER, 100).encode(tokens[1:], rows[1:]).part(0, 2)
     assert bytes(lines.data()) == b"\nRDATA orders master batch 2\nRDATA orders master 3 3"
     assert lines.rdata() == 2
+
+
+@pytest.mark.parametrize(("rows", "fewer"), [(1_000_000, 1_000), (1_000, 100), (5, 1)])
+def test_rows_that_are_together_too_long_are_an_error_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, fewer: int
+) -> None:
+    """Arrow raises this for more than 2 GiB, such as 9,000 rows of 300 kB."""
+
+    def too_long(*_: object) -> None:
+        raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+
+    folder = LocalFolder(tmp_path / "out")
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    monkeypatch.setattr(LineEncoder, "encode", too_long)
+    why = rf"^the rows of stream 'orders' between ID 0 and 9 are too long to be .* --segment-rows .*, such as {fewer}$"
+    with pytest.raises(StoreError, match=why):
+        export(url, folder, writer_range(0, 9), options=SegmentOptions(rows))
+    assert folder.names() == []

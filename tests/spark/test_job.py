@@ -104,6 +104,20 @@ Caused by: java.io.EOFException
     assert job._cause("no traceback") == "no traceback"
 
 
+def test_spark_that_does_not_start_is_an_error_with_the_cause() -> None:
+    log = """WARNING: Using incubator modules: jdk.incubator.vector
+Exception in thread "main" org.apache.spark.SparkException: Master must either be yarn or start with spark
+\tat org.apache.spark.deploy.SparkSubmit.main(SparkSubmit.scala)
+
+"""
+    why = "org.apache.spark.SparkException: Master must either be yarn or start with spark"
+    assert job._cause_of_no_start(log, RuntimeError("Java gateway process exited")) == why
+    error = RuntimeError("An error occurred.\n: java.lang.Exception: too few MiB\n\tat java.lang.Thread.run")
+    assert job._cause_of_no_start("a warning\n\tat a.b.c", error) == "java.lang.Exception: too few MiB"
+    assert job._cause_of_no_start("first\nno space left\n", error.__class__("ended")) == "no space left"
+    assert job._cause_of_no_start("", RuntimeError("ended")) == "ended"
+
+
 def test_a_run_without_tasks_needs_no_spark(database: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     run_in_process(ReplayRequest(database, out, options=SegmentOptions(40)))
