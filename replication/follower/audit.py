@@ -345,11 +345,16 @@ class Audit:
             if cursor.settled(reached):
                 self._found(follower, writer, sorted(lost))
                 follower.resume()
+                if lost:  # perhaps all is: after a failover, the subscription may be at another Redis
+                    self._request_positions()
         elif reached > self._requested.get(key, Token(0)):
             self._requested[key] = reached
             self._found(follower, writer, sorted(await self._missing(follower, writer, published, reached)))
-            for each in self._links:
-                each.request_positions()
+            self._request_positions()
+
+    def _request_positions(self) -> None:
+        for each in self._links:
+            each.request_positions()
 
     def _found(self, follower: StreamFollower, writer: InstanceName, tokens: Collection[Token]) -> None:
         """Count and log facts that were lost, each once: while positions are awaited, they are found again."""

@@ -100,6 +100,8 @@ async def go_back(source: IAuditSource, followers: Iterable[StreamFollower], end
     """Follow each writer from where it ends in the restored database: in ``ends``, or at the end of its stream."""
     for follower in followers:
         current, of_writers, positions = _current(follower), ends.get(follower), stored.get(follower.name, {})
+        if follower.mode is FollowMode.COPIED and not source.keeps_rows(follower.name):
+            await follower.compare_all_again()  # rows that later ones had replaced are in the database again
         if of_writers is None and (positions or not source.stores_positions(follower.name)):
             end = max([await source.last_row(follower.name), *positions.values()])
             of_writers = dict.fromkeys(current, end)

@@ -263,6 +263,14 @@ class StreamFollower:
 
     # ---- positions and statuses
 
+    async def compare_all_again(self) -> None:
+        """Let the audit of a copy compare all facts again, also after a restart."""
+        assert self.known is not None  # noqa: S101 - a copy has it
+        async with self.lock:
+            nothing = dict.fromkeys(self.all_positions(), Token(0))
+            await self.known.advance_audit(nothing, of_writers={}, floor=Token(0))
+            self.checked.update(nothing)
+
     def in_progress(self) -> list[Deferred[None]]:
         """Return a Deferred for each fetch or transaction in progress; to cancel it ends that work."""
         return [each for each in self._driving.values() if each is not None]

@@ -107,6 +107,14 @@ _RELATIONS: Final = "IN ('m.annotation', 'm.reference', 'm.replace', 'io.element
 _ANY_RELATION: Final = "IS NOT NULL"
 
 
+# An escaped backslash becomes its code, so that each remaining \u is an escape.  Then half a pair becomes "?".
+_HIGH: Final = r"\\ud[89ab][0-9a-f][0-9a-f]"
+_LOW: Final = r"\\ud[c-f][0-9a-f][0-9a-f]"
+_PARSED: Final = rf"""
+    regexp_replace(replace(kept.json, '\\', '\u005c'), '{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}', '\\u003f', 'gi')::json
+"""
+
+
 def _relations(types: str) -> Mapping[Dialect, str]:
     """Return SQL for the relation in an event's JSON, if its type meets the condition ``types``.
 
@@ -121,13 +129,13 @@ def _relations(types: str) -> Mapping[Dialect, str]:
                 AND json_type(kept.json, '$.content."m.relates_to".event_id') = 'text'
             THEN json_extract(kept.json, '$.content."m.relates_to".event_id') END
         """,
-        # JSON may have a zero character; PostgreSQL then refuses to parse the text.
+        # JSON may have a zero character, or half a surrogate pair; PostgreSQL then refuses to parse the text.
         "postgresql": f"""
             CASE WHEN strpos(kept.json, '\\u0000') > 0 THEN NULL
-            WHEN json_typeof(kept.json::json #> '{{content,m.relates_to,rel_type}}') = 'string'
-                AND kept.json::json #>> '{{content,m.relates_to,rel_type}}' {types}
-                AND json_typeof(kept.json::json #> '{{content,m.relates_to,event_id}}') = 'string'
-            THEN kept.json::json #>> '{{content,m.relates_to,event_id}}' END
+            WHEN json_typeof({_PARSED} #> '{{content,m.relates_to,rel_type}}') = 'string'
+                AND {_PARSED} #>> '{{content,m.relates_to,rel_type}}' {types}
+                AND json_typeof({_PARSED} #> '{{content,m.relates_to,event_id}}') = 'string'
+            THEN {_PARSED} #>> '{{content,m.relates_to,event_id}}' END
         """,
     }
 

@@ -516,6 +516,17 @@ class TailTests(AuditCase):
         followed.check(more)
         self.assertEqual((followed.applied(), followed.follower.lost_and_found), ([5, 2, 3], {ONE: 2}))
 
+    def test_positions_are_requested_where_facts_were_lost_because_that_shows_whether_anything_arrives(self) -> None:
+        followed = self.follow()
+        followed.at(ONE, 1)
+        followed.database.write(ONE, 2, 3)
+        followed.send(ONE, 2)
+        followed.check()
+        self.assertEqual((followed.applied(), followed.requests), ([2, 3], 1))
+        followed.database.positions[ONE] = Token(5)  # IDs that were used, without facts
+        followed.check()
+        self.assertEqual((followed.follower.position(ONE), followed.requests), (5, 1))
+
     def test_a_writer_that_is_not_connected_is_left_alone(self) -> None:
         followed = self.follow()
         followed.at(ONE, 1)

@@ -92,6 +92,31 @@ class RestoreTests(AuditCase):
             followed.check()
         self.assertEqual(followed.applied(), [2, 3, 4, 5])
 
+    def test_a_copy_receives_rows_that_later_ones_had_replaced(self) -> None:
+        """Fact 10 has replaced 3 before the worker was started; the restore has lost 10, and 3 is there again."""
+        for killed in (False, True):
+            followed = self.follow(mode=FollowMode.COPIED)
+            followed.database.keeps = False
+            followed.at(ONE, 1)
+            followed.at(TWO, 1)
+            followed.database.write(TWO, 2)
+            followed.database.write(ONE, 4, 10)
+            followed.send(TWO, 2)
+            followed.send(ONE, 4, 10)
+            followed.check()
+            followed.check()
+            self.assertEqual(followed.applied(), [2, 4, 10])
+            followed.database.restore(4)
+            followed.database.written[Token(3)] = ONE
+            with logged():
+                followed.check()
+                if killed:
+                    followed.restart()
+                    followed.at(ONE, 4)
+                    followed.at(TWO, 2)
+                followed.check()
+            self.assertEqual(followed.applied(), [2, 3, 4])
+
     def test_it_was_restored_while_the_worker_was_stopped(self) -> None:
         for mode in BOTH:
             followed = self.begin(mode=mode)

@@ -90,6 +90,18 @@ def test_tables_have_the_rows_that_were_published(database: PostgresSession, str
     check_facts(stream, found, published_facts()[stream])
 
 
+def test_half_a_surrogate_pair_in_a_redacted_event_stops_no_page(database: PostgresSession) -> None:
+    """PostgreSQL refuses to parse such JSON; a remote server may send it in the unsigned part of an invitation."""
+    redacted = "WHERE event_id IN (SELECT redacts FROM redactions)"
+    added = r"""{"unsigned": "\\\ud83d\ude00\ud800 \ude00","""
+    database.run(f"UPDATE event_json SET json = %s || substr(json, 2) {redacted}", [added])
+    try:
+        for stream in ("events", "backfill"):
+            test_tables_have_the_rows_that_were_published(database, stream)
+    finally:
+        database.run(f"UPDATE event_json SET json = '{{' || substr(json, %s) {redacted}", [len(added) + 1])
+
+
 def test_positions_of_all_streams_are_found_in_the_recorded_database(database: PostgresSession) -> None:
     stored = {name for (name,) in database.run("SELECT DISTINCT stream_name FROM stream_positions")}
     named = {each.definition.stored_name for each in STREAMS if not each.definition.in_memory}
