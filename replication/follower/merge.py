@@ -170,6 +170,7 @@ class MergingFollower(StreamFollower):
         return others
 
     async def _apply_merged(self, step: ApplyMerged) -> None:
+        step.check()  # a transaction that ends between the two facts would lose the second one
         step = self.application.cut(ALL, step)
         if self._first is not None:
             for each, part in step.parts.items():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import chain
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from replication.errors import StreamError
 from replication.streams.cursor import Apply
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ class ApplyMerged(msgspec.Struct, frozen=True):
     def after(self) -> Token:
         """The lowest position of these writers."""
         return min(part.after for part in self.parts.values())
+
+    def check(self) -> None:
+        """StreamError: two writers have a fact with one token, so they do not share a sequence."""
+        token = next((each.token for each, after in pairwise(self.facts) if each.token == after.token), None)
+        if token is not None:
+            first, second, *_ = sorted(each for each, part in self.parts.items() if token in map(_token_of, part.facts))
+            raise StreamError(
+                f"fact {token} of {second} has the ID of a fact of {first}: linear=True is for writers that share one "
+                "database; if these do not, register the function without linear=True"
+            )
 
     def first(self, count: int) -> ApplyMerged:
         """Return the step that applies only the first ``count`` facts, at least one."""

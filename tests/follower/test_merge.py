@@ -72,6 +72,16 @@ class OrderTests(LinearCase):
         self.assertEqual(self.seen[-1], (7, OTHER))
         self.assertEqual((self.position(MASTER), self.position(OTHER), self.follower.applied_rows), (7, 7, 5))
 
+    def test_facts_of_two_writers_with_one_id_stop_the_stream_and_none_is_lost(self) -> None:
+        """Writers with databases of their own: a transaction that ended between the two would lose the second one."""
+        self.both_positions(1, 1)
+        with logged() as messages:
+            for writer, link in ((MASTER, "one"), (OTHER, "two")):
+                self.rows(*(fact(token) for token in range(2, 200)), writer=writer, link=link)
+        self.assertIn("fact 2 of other has the ID of a fact of master", messages[0])
+        self.assertEqual((self.state(MASTER), self.state(OTHER)), ("stopped", "stopped"))
+        self.assertEqual((self.seen, self.stored(MASTER)[1], self.stored(OTHER)[1]), ([], 1, 1))
+
     def test_a_writer_whose_facts_are_being_applied_waits_for_no_other(self) -> None:
         self.both_positions(1, 1)
         self.store.close_gate("commit")
