@@ -51,7 +51,8 @@ class Url:
             text = hide_secret(text, each)
         # Values of other options are hidden where they are quoted: a short one is part of many words.  Files are shown.
         for each in map(unquote, re.findall(r"[?&](?!ssl(?:key|cert|rootcert|crl)=)[^=&]+=([^&]+)", self._text)):
-            text = text.replace(f'"{each}"', '"…"')
+            for value in (each, *settings_in(each)):
+                text = text.replace(f'"{value}"', '"…"')
         return text
 
     def startswith(self, prefix: str | tuple[str, ...]) -> bool:
@@ -88,6 +89,11 @@ def _hide(text: str) -> str:
     if at and ":" in re.sub(r"^[a-z]+:/", "", before):
         return f"…@{place}"
     return _ASSIGNED.sub(r"\1…", text)
+
+
+def settings_in(options: str) -> list[str]:
+    """Return the values of the settings in libpq's ``options``, such as ``-c statement_timeout=5``."""
+    return [re.sub(r"\\(.)", r"\1", each) for each in re.findall(r"=((?:\\.|[^\s\\])+)", options)]
 
 
 def is_host(text: str) -> bool:

@@ -98,6 +98,12 @@ def test_secrets_are_left_out_of_a_drivers_message() -> None:
     assert Url("postgresql://h/db?sslkey=/etc/client.key").hide_in("in /etc/client.key") == "in /etc/client.key"
     assert Url("postgresql://h/db?sslkey=/etc/k").hide_in('cannot read "/etc/k"') == 'cannot read "/etc/k"'
     assert Url(f"postgresql://h/db?sslmode={SECRET}").hide_in(f'invalid sslmode value: "{SECRET}"').endswith(': "…"')
+    url = Url(f"postgresql://h/db?options=-c%20statement_timeout%3D{SECRET}%20--x%3Da%5C%20b")
+    assert (
+        url.hide_in(f'invalid value for "statement_timeout": "{SECRET}"')
+        == 'invalid value for "statement_timeout": "…"'
+    )
+    assert url.hide_in('invalid value for "x": "a b"') == 'invalid value for "x": "…"'
     for option in ("secret_key", "access_key_id", "session_token", "signature"):
         url = Url(f"s3://bucket/out?region=x&{option}={SECRET}&scheme=http")
         assert url.hide_in(f"x http {SECRET}") == "x http …"

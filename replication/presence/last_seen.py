@@ -9,8 +9,9 @@ import attrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from replication.errors import StoreError
+from replication.errors import StoreError, ValueRefusedError
 from replication.logs import TroubleLog
+from replication.storage.contract import TooLargeError
 from replication.storage.tables.client_ips import declare_last_seen, forget_last_seen, put_last_seen, read_last_seen
 from replication.storage.transactions import run_transaction
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MAX_WAITING: Final = 10_000  # rows that wait to be written; beyond that the oldest are dropped
 MAX_WAITING_BYTES: Final = 16 * 2**20  # of their texts, about
 MAX_AGE_MS: Final = 28 * 86_400_000  # older rows are deleted, as Synapse does by default
+MAX_ATTEMPTS: Final = 100  # transactions of one flush, of which those with a refused row are rolled back
 DELETE_EVERY: Final = 1_000  # batches: about every 90 minutes, if every batch has rows
 
 
@@ -65,20 +67,37 @@ class LastSeen:
             self.dropped += 1
 
     async def flush(self) -> None:
-        """Write the rows that wait; if the database fails, they stay, and the error is logged once."""
-        if not self._waiting:
-            return
-        batch = self._waiting.copy()
-        try:
-            await self._write([*batch.values()])
-        except StoreError as error:
-            self._trouble.report("cannot write users_last_seen: {error}", error=error)
-            return
-        self._trouble.end("users_last_seen can be written again")
-        self.written += len(batch)
-        for key, seen in batch.items():
-            if self._waiting.get(key) is seen:
-                self._remove(key)
+        """Write the rows that wait; if the database fails, they stay, and the error is logged once.
+
+        A row that the database refuses would keep out the others of its transaction, so it is left out.  Such are a
+        text that its encoding lacks, and a key that is too long for an index of PostgreSQL.
+        """
+        dropped, attempts, refusal = self.dropped, MAX_ATTEMPTS, ""
+        batches = [[*self._waiting.items()]] if self._waiting else []
+        while batches and attempts:
+            batch = batches.pop()
+            attempts -= 1
+            try:
+                await self._write([seen for _, seen in batch])
+            except (ValueRefusedError, TooLargeError) as error:
+                half = len(batch) // 2
+                if half:
+                    batches += [batch[half:], batch[:half]]
+                    continue
+                refusal = str(error)
+                self.dropped += 1
+            except StoreError as error:
+                self._trouble.report("cannot write users_last_seen: {error}", error=error)
+                break
+            else:
+                self._trouble.end("users_last_seen can be written again")
+                self.written += len(batch)
+            for key, seen in batch:
+                if self._waiting.get(key) is seen:
+                    self._remove(key)
+        if refusal:
+            message = "{count} rows of users_last_seen are left out, which the database refuses: {error}"
+            self.log.warn(message, count=self.dropped - dropped, error=refusal)
 
     async def of(self, user_id: str) -> Sequence[UserIp]:
         """Return a user's rows, the latest first; StoreError if the database fails."""

@@ -55,7 +55,7 @@ METRICS: Final = {
     "users_refused_total": "Users that did not count as syncing, because the memory for them was used up.",
     "user_ips_waiting": "Rows that wait to be written to users_last_seen.",
     "user_ips_written_total": "Rows written to users_last_seen.",
-    "user_ips_dropped_total": "Rows dropped because more than 10,000, or 16 MiB, waited.",
+    "user_ips_dropped_total": "Rows dropped because more than 10,000, or 16 MiB, waited, or because they are refused.",
     "tls_failures_total": "Connections that failed in TLS, such as for the certificate of the client.",
     "certificate_expires_seconds": "When a certificate in a file of this process expires, in seconds since 1970.",
     "http_answers_total": "Answers given over HTTP.",

@@ -7,16 +7,19 @@ from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import StoreError
+from replication.errors import StoreError, ValueRefusedError
 from replication.presence import last_seen as lastseen
 from replication.presence.last_seen import MAX_AGE_MS, LastSeen
 from replication.storage.sqlite.store import SqliteStore
+from replication.storage.tables.client_ips import put_last_seen
 from replication.wire.commands import UserIp
 from tests.doubles import logged
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from replication.streams.interfaces import ISqlExecutor
 
 
 def seen(last_seen: int, user: str = "@u:h", ip: str = "1.2.3.4", agent: str = "UA") -> UserIp:
@@ -67,6 +70,36 @@ class LastSeenTests(SynchronousTestCase):
         self.assertEqual(len(self.places), 1)
         self.flush()
         self.assertEqual((len(self.places), self.of()), (0, [seen(5)]))
+
+    def test_rows_that_the_database_refuses_are_left_out_and_the_others_are_written(self) -> None:
+        sizes = []
+
+        def refuse(database: ISqlExecutor, rows: Sequence[UserIp]) -> None:
+            sizes.append(len(rows))
+            if any("bad" in each.user_id for each in rows):
+                raise ValueRefusedError("no such character")
+            put_last_seen(database, rows)
+
+        self.receive(*[seen(5, user=f"@{each}{'bad' if each in (3, 60) else ''}") for each in range(99)])
+        with logged() as lines, patch.object(lastseen, "put_last_seen", refuse):
+            self.flush()
+        self.assertEqual((len(self.places), self.places.written, self.places.dropped), (0, 97, 2))
+        self.assertEqual(
+            lines, ["2 rows of users_last_seen are left out, which the database refuses: no such character"]
+        )
+        self.assertEqual((len(self.of("@3bad")), len(self.of("@4"))), (0, 1))
+        self.assertLess(len(sizes), 30)
+
+    def test_a_flood_of_refused_rows_takes_a_bounded_number_of_transactions(self) -> None:
+        self.receive(*[seen(5, user=f"@{each}") for each in range(300)])
+        refused = ValueRefusedError("no such character")
+        with logged(), patch.object(lastseen, "put_last_seen", side_effect=refused) as put:
+            self.flush()
+        self.assertEqual(put.call_count, lastseen.MAX_ATTEMPTS)
+        self.assertGreater(self.places.dropped, 10)
+        self.assertEqual(len(self.places) + self.places.dropped, 300)
+        self.flush()
+        self.assertEqual((len(self.places), self.places.written), (0, 300 - self.places.dropped))
 
     def test_the_number_of_waiting_rows_is_limited(self) -> None:
         with patch.object(lastseen, "MAX_WAITING", 3):

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from replication.errors import ConfigError
 from replication.storage.postgres.options import ESCAPE, may_quote_password, missing_options, splits_password
-from replication.urls import Url, is_host
+from replication.urls import Url, is_host, settings_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,5 +56,6 @@ class Address:
         conninfo = make_conninfo(url, fallback_application_name=application, **missing)
         secrets = [str(given[key]) for key in ("password", "sslpassword") if given.get(key)]
         # An error of the driver may quote an option.  It is hidden only with its quotes: "on" is a part of many words.
+        given_settings = [f'"{each}"' for each in settings_in(str(given.get("options", "")))]
         options = [quote for key, text in given.items() if key not in _SHOWN for quote in (f'"{text}"', repr(text))]
-        return cls(name, conninfo, [*secrets, *options])
+        return cls(name, conninfo, [*secrets, *options, *given_settings])

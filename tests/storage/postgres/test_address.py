@@ -31,6 +31,11 @@ def test_an_address_is_shown_without_its_password(url: str, name: str) -> None:
     assert "hunter2" not in repr(address)
 
 
+def test_the_values_of_settings_in_options_are_secrets() -> None:
+    """The server quotes a wrong one."""
+    assert '"hunter2"' in Address.parse("postgresql://here/shop?options=-c%20statement_timeout%3Dhunter2").secrets
+
+
 @pytest.mark.parametrize("option", ["service", "target_session_attrs", "sslmode", "connect_timeout"])
 def test_an_error_of_the_driver_does_not_quote_an_option(option: str) -> None:
     address = Address.parse(f"postgresql://127.0.0.1:1/shop?{option}=hunter2")

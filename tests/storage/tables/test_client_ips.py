@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import string
+from random import Random
 from typing import TYPE_CHECKING
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.presence.last_seen import LastSeen
 from replication.storage.postgres.store import PostgresStore
 from replication.storage.sqlite.store import SqliteStore
 from replication.storage.tables.client_ips import declare_last_seen, forget_last_seen, put_last_seen, read_last_seen
@@ -64,3 +67,18 @@ class PostgresTests(HasDatabase, LastSeenContract):
         self.pump = Pump()
         self.open(PostgresStore(self.url, self.pump))
         self.check()
+
+    def test_a_key_that_no_index_can_hold_keeps_no_other_row_out(self) -> None:
+        self.pump = Pump()
+        self.open(PostgresStore(self.url, self.pump))
+        places = LastSeen(self.store)
+        token = "".join(Random(1).choices(string.ascii_letters, k=12_000))  # an index takes 2704 bytes, compressed
+        for each in (
+            seen(5),
+            UserIp("@bad:h", token, "1.2.3.4", "agent", None, 5),
+            UserIp("@v:h", "t", "i", "a", None, 6),
+        ):
+            places.receive(each)
+        self.pump.wait(places.flush())
+        self.assertEqual((len(places), places.written, places.dropped), (0, 2, 1))
+        self.assertEqual(self.pump.wait(places.of("@u:h")), [seen(5)])
