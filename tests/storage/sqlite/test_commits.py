@@ -157,6 +157,16 @@ class RestoreTests(UsesStore, SynchronousTestCase):
             self.restore()
             self.is_lost()
 
+    def test_a_lost_history_is_noticed_before_it_is_replaced(self) -> None:
+        """The new history would be that of the restored position, and facts that the writer has lost would stay."""
+        first, second = Epoch("first", Token(1), Token(1)), Epoch("second", Token(2), Token(2))
+        self.put([first], "worker")
+        self.back_up()
+        self.put([first, second], "worker")
+        self.restore()
+        third = second._replace(name="third")
+        self.assertRaises(CommitsLostError, self.put, [first, second, third], "worker")
+
     def test_a_history_that_a_worker_has_stored_under_a_former_name_is_not_lost(self) -> None:
         first, second = Epoch("first", Token(1), Token(1)), Epoch("second", Token(2), Token(2))
         self.put([first], "before")
