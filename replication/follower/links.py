@@ -17,7 +17,7 @@ from replication.wire.commands import Ping
 from replication.wire.grammar import InstanceName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replication.net.links import IWriterLink
     from replication.streams.history import History
@@ -37,6 +37,10 @@ class FollowedLinks:
 
     endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
     _of_streams: dict[tuple[StreamName, InstanceName], str] = attrs.field(init=False, factory=dict)
+    # The open connection on which a writer is followed; None: not known yet.
+    followed: Callable[[StreamName, InstanceName], IWriterLink | None] = attrs.field(
+        init=False, default=lambda _stream, _writer: None
+    )
     _first: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)  # fire once they are complete
     _sent: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions
     _partial: set[IWriterLink] = attrs.field(init=False, factory=set)  # to relays that have not found all writers
@@ -76,19 +80,27 @@ class FollowedLinks:
         return [link.endpoint for link in self if link in self._partial or link in self._were_partial]
 
     def endpoint(self, stream: StreamName, writer: InstanceName) -> str | None:
-        """Return where the last POSITION of a writer in a stream came from; None if no link has sent one."""
-        return self._of_streams.get((stream, writer))
+        """Return where a writer is followed, or else where its last POSITION in a stream came from; None: nowhere.
+
+        Two databases may have a writer of one name.  Pages and the history are of the one whose rows are applied.
+        """
+        link = self.followed(stream, writer)
+        return self._of_streams.get((stream, writer)) if link is None else link.endpoint
 
     async def history(self, stream: StreamName, writer: InstanceName) -> History | None:
-        """Return a writer's history from the link that has sent its last POSITION in the stream.
-
-        It is empty if the other end sends none, and None if that link is lost.  CatchUpError: the other end cannot
-        read it now, or it has changed between two parts.
-        """
+        """Return a writer's history from the link of its ``endpoint``; None if that is lost."""
         endpoint = self.endpoint(stream, writer)
         link = next((each for each in self._of_writers[writer] if each.endpoint == endpoint), None)
-        history, total = list[Epoch](), None
-        while link is not None:
+        return None if link is None else await self.history_of(link, stream, writer)
+
+    async def history_of(self, link: IWriterLink, stream: StreamName, writer: InstanceName) -> History | None:
+        """Return a writer's history from a link.
+
+        It is empty if the other end sends none, and None if the link is lost.  CatchUpError: the other end cannot read
+        it now, or it has changed between two parts.
+        """
+        endpoint, history, total = link.endpoint, list[Epoch](), None
+        while True:
             answer = await link.echo(f"{stream} {writer} {len(history)}")
             if answer is None:
                 return None
@@ -104,7 +116,10 @@ class FollowedLinks:
             if not epochs or total not in (None, count) or count > MAX_EPOCHS:
                 raise CatchUpError(f"the process at {endpoint} has sent only a part of the history of {writer}")
             total = count
-        return None
+
+    def links_of(self, writer: InstanceName) -> list[IWriterLink]:
+        """Return the open connections that have sent a POSITION of a writer."""
+        return sorted(self._of_writers.get(writer, ()), key=lambda link: link.endpoint)
 
     def over_redis(self) -> bool:
         """Whether a link is to a Redis, where writers may be found at any time."""

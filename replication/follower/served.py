@@ -218,7 +218,8 @@ class ServedStreams:
             unknown = UNKNOWN.format(name=follower.name) if is_unknown else None
             waits = follower.application.waits.note
             own_notes = waits, self._parted_note(follower), self._partial_note(follower), unknown
-            notes = [*filter(None, own_notes), *self._followed.lost_writers.notes(follower.name)]
+            found = self._followed.lost_writers, self._followed.second_databases
+            notes = [*filter(None, own_notes), *(note for each in found for note in each.notes(follower.name))]
             statuses[follower.name] = replace(ours, writers=[*others, *followed], notes=[*ours.notes, *notes])
         return [*statuses.values()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import attrs
 from twisted.internet.defer import DeferredList
@@ -21,6 +21,7 @@ from replication.follower.missed_facts import MissedFacts
 from replication.follower.registration import StreamFunctions
 from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
+from replication.follower.second_databases import SecondDatabases
 from replication.follower.step_errors import FIRST_RETRY, LAST_RETRY
 from replication.logs import TroubleLog
 from replication.net.endpoints import is_redis
@@ -93,6 +94,7 @@ class FollowedStreams:
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
     absent: AbsentWriters = attrs.field(init=False)
     lost_writers: LostWriters = attrs.field(init=False)
+    second_databases: SecondDatabases = attrs.field(init=False)
     unknown: list[StreamName] = attrs.field(init=False, factory=list)  # streams of which no writer had sent a position
     _same_name_logged: bool = attrs.field(init=False, default=False)
     _audit: Audit | None = attrs.field(init=False, default=None)  # None: no foreign database, or no interval
@@ -100,6 +102,7 @@ class FollowedStreams:
 
     def __attrs_post_init__(self) -> None:
         """Let the relay announce writers once all are found, and the sources request histories over the connections."""
+        self.links.followed = self._followed_link
         self.missed.sources.sent_history = self.links.history
         self.absent = AbsentWriters(
             expected=self._expected,
@@ -115,6 +118,9 @@ class FollowedStreams:
             over_http=lambda endpoint: self.missed.sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
             lifetime=self._lifetime,
             patience=QUIET_PERIOD,
+        )
+        self.second_databases = SecondDatabases(
+            links=self.links, followers=self, lifetime=self._lifetime, patience=QUIET_PERIOD
         )
         if self.relay is not None:
             self.relay.links, self.relay.all_known = self.links, self.all_writers_known
@@ -246,6 +252,7 @@ class FollowedStreams:
         """Process the end of the first positions of a connection."""
         self.links.following(link)
         self.lost_writers.following()
+        self.second_databases.following()
         if self._relayed_audit is not None:
             self._relayed_audit.following(link)
         for follower in self:
@@ -307,6 +314,7 @@ class FollowedStreams:
 
     def _position_received(self, link: IWriterLink, command: Position) -> None:
         self.links.position_received(link, command.stream, command.instance)
+        self.second_databases.position_received(link, command)
         follower = self._followers.get(command.stream)
         if follower is None:
             follower = self._follower(command.stream)
@@ -333,6 +341,12 @@ class FollowedStreams:
         follower = self.factory.make(name, moved=self._moved, relayed_audit=self._relayed_audit)
         self._followers[name] = follower
         return follower
+
+    def _followed_link(self, stream: StreamName, writer: InstanceName) -> IWriterLink | None:
+        """Return the connection on which a writer is followed; None if there is none."""
+        follower = self._followers.get(stream)
+        cursor = None if follower is None else follower.cursors.get(writer)
+        return None if cursor is None else cast("IWriterLink | None", cursor.link)
 
     async def _followed_history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the history of a writer that is followed; empty if there is none."""

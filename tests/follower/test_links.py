@@ -127,6 +127,16 @@ class LinksTests(SynchronousTestCase):
         self.links.position_received(first, ORDERS, ONE)
         self.assertEqual(names(now(self.links.history(ORDERS, ONE))), ["old"])
 
+    def test_the_link_on_which_a_writer_is_followed_is_asked_whichever_has_sent_the_last_position(self) -> None:
+        """Pages were fetched from a second database with a writer of the same name, and rows came from the first."""
+        first, second = self.add("tcp:a:1"), self.add("tcp:b:1")
+        first.answers, second.answers = [OLD], [NEW]
+        for link in (first, second):
+            self.links.position_received(link, ORDERS, ONE)
+        self.links.followed = lambda _stream, _writer: first
+        self.assertEqual(self.links.endpoint(ORDERS, ONE), "tcp:a:1")
+        self.assertEqual(names(now(self.links.history(ORDERS, ONE))), ["old"])
+
     def test_a_history_arrives_in_parts(self) -> None:
         link = self.add("tcp:a:1")
         self.links.position_received(link, ORDERS, ONE)

@@ -19,7 +19,7 @@ from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.postgres import PostgresServer
 from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, until
-from tests.system.databases import OpenFile, PostgresDatabase
+from tests.system.databases import OpenFile, PostgresDatabase, SqliteDatabase
 from tests.system.test_kills import has, table
 from tests.system.test_restores import SEEN, Shop
 
@@ -199,6 +199,54 @@ def test_a_worker_ends_when_its_own_database_is_restored_and_then_continues(tmp_
         assert LOST in worker.log
         worker.start()
         has_rows(*"abcdef")
+
+
+@pytest.mark.parametrize("database", ["an SQLite file", "a database"], indirect=True)
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_worker_ends_when_a_backup_is_restored_from_before_its_writer_went_back(
+    tmp_path: Path, database: Database, idle: bool
+) -> None:
+    """The backup has a larger position than the worker.  After a restart, the copy kept what the writer had lost."""
+    (tmp_path / "master").mkdir()
+    written = SqliteDatabase(tmp_path / "master")
+    with ExitStack() as stack:
+        master = Daemon(tmp_path, "master", "--stream=orders", f"--database={written.url}")
+        wire, http = stack.enter_context(fixed_ports(master))
+        options = (f"--connect=tcp:{wire}", f"--database={database.url}", LOCAL[1])
+        worker = stack.enter_context(Daemon(tmp_path, "worker", *options))
+
+        def put(*rows: str) -> None:
+            append(http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+        def is_equal() -> bool:
+            try:
+                return database.rows() == written.rows()
+            except (sqlite3.OperationalError, psycopg.errors.UndefinedTable):
+                return False  # the worker has not made its table yet
+
+        put(*"abc")
+        until(is_equal, "the copy is equal")
+        written.back_up()
+        put(*"lost")
+        until(is_equal, "the copy is equal")
+        database.back_up()
+        master.kill()
+        written.restore()
+        master.start()
+        until(is_equal, "the copy goes back")
+        if idle:
+            worker.kill()
+            worker.start()
+            worker.address("HTTP")
+        database.restore()
+        master.kill()
+        master.start()
+        master.address("HTTP")
+        put("new")
+        assert worker.wait() == 1
+        assert LOST in worker.log
+        worker.start()
+        until(is_equal, "the copy goes back once more")
 
 
 @pytest.mark.parametrize("undoes", [False, True])

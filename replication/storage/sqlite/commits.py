@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import CommitsLostError
 from replication.storage.connection import STORED
-from replication.storage.tables.histories import get_history
+from replication.storage.tables.histories import get_histories_of_all, get_history
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ SCHEMA: Final = "PRAGMA schema_version"  # each restore changes it, and each cha
 class KnownCommits:
     """What this process has committed into one file: positions, histories, and the last fact above a position.
 
-    ``on_lost`` is called once, on the thread that commits.
+    The first check notes what earlier processes have left: a worker may store nothing for long.  ``on_lost`` is called
+    once, on the thread that commits.
     """
 
     def __init__(self, on_lost: Callable[[CommitsLostError], object] = lambda _: None) -> None:
         self.lost: CommitsLostError | None = None
         self._on_lost = on_lost
         self._positions: dict[tuple[StreamName, InstanceName], Token] = {}
+        self._found: dict[tuple[StreamName, InstanceName], Token] | None = None  # positions at the first check
         self._above: tuple[StreamTable[Any], Write] | None = None
         self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
         self._version = self._schema = 0
@@ -45,15 +47,19 @@ class KnownCommits:
         for batch in batches:
             for table, write in batch.writes:
                 key = write.stream, write.writer
-                known = write.upto if write.reset else max(write.upto, self._positions.get(key, write.upto))
+                former = self._positions.get(key, (self._found or {}).get(key, write.upto))
+                known = write.upto if write.reset else max(write.upto, former)
                 self._positions[key] = known
                 if write.facts and write.facts[-1].token > known:
                     self._above = table, write
 
     def forget_histories(self, writer: InstanceName, streams: Collection[StreamName], follower: str) -> None:
         """Forget histories that are changed now: a check before they are noted would take them for a restore."""
-        for stream in streams:
-            self._histories.pop((stream, writer, follower), None)
+        changed = {
+            (stream, writer, bool(follower)) for stream in streams
+        }  # under another name, a follower has one, too
+        kept = {key: each for key, each in self._histories.items() if (*key[:2], bool(key[2])) not in changed}
+        self._histories = kept
 
     def note_histories(self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str) -> None:
         """Note histories that were stored: a backup from before this start has the positions, but another epoch."""
@@ -76,10 +82,14 @@ class KnownCommits:
         stored = {(stream, writer): token for stream, writer, token in session.run(STORED)}
         ((schema,),) = session.run(SCHEMA)
         restored, self._schema = schema != self._schema, schema  # perhaps: an application may have made a table
-        if any(stored.get(key, -1) < known for key, known in self._positions.items()):
+        if self._found is None:
+            self._found, self._histories = stored, {**get_histories_of_all(session), **self._histories}
+        if any(stored.get(key, -1) < known for key, known in {**self._found, **self._positions}.items()):
             return False
         if not restored:
             return True
+        if any(stored[key] > known for key, known in self._positions.items()):  # from before a writer went back
+            return False
         return (self._above is None or self._has_last(session, *self._above)) and all(
             [*get_history(session, *key)] == [*each] for key, each in self._histories.items()
         )

@@ -25,7 +25,7 @@ from replication.storage.tables.skipped_facts import store_skipped
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from replication.errors import CommitsLostError
     from replication.storage.interactions import Interaction
@@ -304,6 +304,11 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                 self.known.check(self.session)
             finally:
                 self.rollback()
+
+    def forget_histories(self, writer: InstanceName, streams: Collection[StreamName], follower: str) -> None:
+        """Forget histories that are changed now; CommitsLostError if the database has lost commits of this process."""
+        self.verify()
+        self.known.forget_histories(writer, streams, follower)
 
     # ---- inside
 

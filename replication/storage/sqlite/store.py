@@ -112,14 +112,14 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
     ) -> None:
         """Store the history of a writer in each of these streams."""
-        await self._write(lambda connection: connection.known.forget_histories(writer, histories, follower))
+        await self._write(lambda connection: connection.forget_histories(writer, histories, follower))
         await super().store_histories(writer, histories, follower)
         await self._write(lambda connection: connection.known.note_histories(writer, histories, follower))
 
     async def raise_position(self, write: Write, history: History, former: History) -> None:
         """Store a position and a history; PositionMovedError if what is stored is not ``expected`` and ``former``."""
         histories = {write.stream: history}
-        await self._write(lambda connection: connection.known.forget_histories(write.writer, histories, ""))
+        await self._write(lambda connection: connection.forget_histories(write.writer, histories, ""))
         await super().raise_position(write, history, former)
         await self._write(lambda connection: connection.known.note_histories(write.writer, histories, ""))
 

@@ -44,6 +44,7 @@ FORGET_RENAMED: Final = (
     "DELETE FROM stream_histories "
     "WHERE stream_name = ? AND instance_name = ? AND follower_name <> '' AND follower_name <> ?"
 )
+EVERY: Final = "SELECT stream_name, instance_name, follower_name FROM stream_histories"
 OWN: Final = "SELECT stream_name, epochs FROM stream_histories WHERE instance_name = ? AND follower_name = ''"
 PUT: Final = (
     "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
@@ -81,6 +82,14 @@ def get_histories(database: ISqlExecutor, writer: InstanceName) -> dict[StreamNa
         return {}
     found = database.execute(_sql(database, OWN), (writer,))
     return {StreamName(stream): _read(StreamName(stream), writer, epochs) for stream, epochs in found}
+
+
+def get_histories_of_all(database: ISqlExecutor) -> dict[tuple[StreamName, InstanceName, str], History]:
+    """Return every stored history by stream, writer and follower, as ``get_history`` returns it."""
+    keys = database.execute(EVERY) if database.execute(EXISTS[database.dialect]) else ()
+    return {
+        (stream, writer, follower): get_history(database, stream, writer, follower) for stream, writer, follower in keys
+    }
 
 
 def put_histories(

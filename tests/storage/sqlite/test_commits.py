@@ -43,6 +43,17 @@ class RestoreTests(UsesStore, SynchronousTestCase):
         with closing(sqlite3.connect(f"{self.path}-copy")) as source, closing(sqlite3.connect(self.path)) as target:
             source.backup(target)
 
+    def start_again(self) -> None:
+        """Open the file as the next process does."""
+        self.wait(self.store.close())
+        self.store = SqliteStore(self.path, self.pump)
+        self.wait(self.store.open())
+        self.declare(ORDERS)
+        self.wait(self.store.claim(ME))
+
+    def put(self, history: list[Epoch], follower: str) -> None:
+        self.wait(self.store.store_histories(ME, {ORDERS: history}, follower))
+
     def other(self, *statements: str) -> None:
         """Run statements as another process."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as database:
@@ -113,6 +124,56 @@ class RestoreTests(UsesStore, SynchronousTestCase):
         self.wait(self.store.store_histories(ME, {ORDERS: [first, Epoch("second", Token(2), Token(2))]}))
         self.restore()
         self.is_lost()
+
+    def test_a_position_above_one_that_this_process_has_lowered_is_noticed(self) -> None:
+        """The backup of a copy is from before its writer went back.
+
+        The worker could store the writer's new history over the restored position, and trust that after a restart.
+        """
+        self.commit(write(9, facts(9)))
+        self.back_up()
+        self.commit(write(4, reset=True))
+        self.restore()
+        self.is_lost()
+
+    def test_a_lost_position_from_before_this_start_is_noticed(self) -> None:
+        """A worker that had stored nothing since its start never ended: it reported for ever that a position moved."""
+        self.commit(write(2, facts(2)))
+        self.back_up()
+        self.commit(write(3, facts(3)))
+        self.start_again()
+        self.restore()
+        self.is_lost()
+
+    def test_a_lost_history_from_before_this_start_is_noticed(self) -> None:
+        first, second = Epoch("first", Token(1), Token(1)), Epoch("second", Token(2), Token(2))
+        for follower in ("", "worker"):
+            self.wait(self.store.close())
+            self.setUp()
+            self.put([first], follower)
+            self.back_up()
+            self.put([first, second], follower)
+            self.start_again()
+            self.restore()
+            self.is_lost()
+
+    def test_a_lost_history_is_noticed_before_it_is_replaced(self) -> None:
+        """The new history would be that of the restored position, and facts that the writer has lost would stay."""
+        first, second = Epoch("first", Token(1), Token(1)), Epoch("second", Token(2), Token(2))
+        self.put([first], "worker")
+        self.back_up()
+        self.put([first, second], "worker")
+        self.restore()
+        third = second._replace(name="third")
+        self.assertRaises(CommitsLostError, self.put, [first, second, third], "worker")
+
+    def test_a_history_that_a_worker_has_stored_under_a_former_name_is_not_lost(self) -> None:
+        first, second = Epoch("first", Token(1), Token(1)), Epoch("second", Token(2), Token(2))
+        self.put([first], "before")
+        self.start_again()
+        self.put([first, second], "after")
+        self.other("CREATE TABLE mine (a)")
+        self.commit(write(5, facts(5)))
 
     def test_a_lost_fact_is_noticed_by_a_look(self) -> None:
         self.back_up()
