@@ -12,5 +12,7 @@ with closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True, timeout=30)) as d
         update = f'UPDATE "stream_{stream}" SET row = ? WHERE stream_id = ? RETURNING ord'
         rows = database.execute(update, [row, int(token)]).fetchall()
     database.execute("VACUUM")
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    busy, *_ = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     print(f"{file}: {len(rows)} row replaced")
+    if busy:
+        raise SystemExit(f"{file}-wal may still have the old text, because another program reads: run this again")

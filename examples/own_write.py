@@ -1,6 +1,6 @@
 """Append a fact over HTTP, wait until a worker has applied it, and read the worker's table: `own_write.py ORDER STATE`.
 
-The worker stores its position in the transaction that has the effects.  So one SELECT of both is enough.
+The worker stores its position in the transaction that has the effects.  So both are there at once.
 """
 
 import json

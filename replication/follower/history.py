@@ -43,7 +43,8 @@ class FollowedHistories:
         lifetime: of the process.
         fetch: returns the history of a writer from the sources, empty if they have none; CatchUpError if one fails.
         accept_new: whether another history is followed from the beginning, a writer without one is followed from the
-            stored position, and a function's position is lowered without a function that undoes what was applied.
+            stored position, a history that lacks the writer's last start is followed without waiting, and a function's
+            position is lowered without a function that undoes what was applied.
         changed: is called with the stream and a writer whose stored history has changed.
         begun_again: is called once a writer is known to have started again, before its facts are applied.
         doubts: counts facts after a start of the writer; None if that is not possible.
@@ -85,7 +86,8 @@ class FollowedHistories:
         source has answered with the history.  If no source answers, they are applied without one: a Synapse has none.
         The history is then stored later, if the connection ``is_open``.
 
-        CatchUpError: no source answers now, and a history is stored.  StreamError: no epoch is in common.
+        CatchUpError: a history is stored, and no source answers now, or the other end lacks the writer's last start.
+        StreamError: no epoch is in common.
         """
         ours = await self.followed(writer)
         if not ours:
@@ -95,10 +97,10 @@ class FollowedHistories:
         self.checks += 1
         theirs = await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
         common = common_position(ours, theirs, after)
-        if common is not None and common < after and is_behind(theirs, ours):
+        if common is not None and common < after and is_behind(theirs, ours) and not self.accept_new:
             raise CatchUpError(
-                f"the other end has followed {writer} up to an earlier start only, before the one at {common}: "
-                "waiting until it has caught up"
+                f"the other end lacks the last start of {writer} and facts above {common}: waiting for them, because a "
+                f"relay may be behind. If the database of {writer} was restored, start {writer} there, or {ACCEPT}"
             )
         if common is None:
             common = self._without_common(writer, theirs, after)

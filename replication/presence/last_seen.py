@@ -72,7 +72,7 @@ class LastSeen:
         A row that the database refuses would keep out the others of its transaction, so it is left out.  Such are a
         text that its encoding lacks, and a key that is too long for an index of PostgreSQL.
         """
-        dropped, attempts, refusal = self.dropped, MAX_ATTEMPTS, ""
+        refused, attempts, refusal = 0, MAX_ATTEMPTS, ""
         batches = [[*self._waiting.items()]] if self._waiting else []
         while batches and attempts:
             batch = batches.pop()
@@ -85,6 +85,7 @@ class LastSeen:
                     batches += [batch[half:], batch[:half]]
                     continue
                 refusal = str(error)
+                refused += 1
                 self.dropped += 1
             except StoreError as error:
                 self._trouble.report("cannot write users_last_seen: {error}", error=error)
@@ -97,7 +98,7 @@ class LastSeen:
                     self._remove(key)
         if refusal:
             message = "{count} rows of users_last_seen are left out, which the database refuses: {error}"
-            self.log.warn(message, count=self.dropped - dropped, error=refusal)
+            self.log.warn(message, count=refused, error=refusal)
 
     async def of(self, user_id: str) -> Sequence[UserIp]:
         """Return a user's rows, the latest first; StoreError if the database fails."""

@@ -323,7 +323,8 @@ class CopyTests(HistoryCase):
             self.at(9, 9, link="relay")
             self.process.clock.advance(0.25)
         self.assertEqual((self.position(), self.state(), len(messages)), (11, "stopped", 1))
-        self.assertIn("has followed master up to an earlier start only, before the one at 8: waiting", messages[0])
+        self.assertIn("lacks the last start of master and facts above 8: waiting", messages[0])
+        self.assertIn("restored, start master there, or start once with --accept-new-history", messages[0])
         self.published = [A, epoch("c", 8)]
         with logged() as messages:
             self.rows(fact(12), link="relay")
@@ -457,6 +458,14 @@ class AcceptedCopyTests(HistoryCase):
             self.at(20, 20, link="next")
         self.assertEqual(self.process.asked, [(0, 20)])
         self.assertEqual((self.stored(), self.stored_history()), (([fact(5, '"other"')], 20), ["x"]))
+
+    def test_the_beginning_of_the_history_is_followed(self) -> None:
+        """The database of a writer was restored, and the writer does not run any more: so it begins no epoch."""
+        self.follow_to_eleven()
+        self.published = [A]
+        with logged():
+            self.at(5, 5, link="next")
+        self.assertEqual((self.position(), self.stored_history(), self.follower.resets), (5, ["a"], 1))
 
     def test_a_writer_that_has_no_history_any_more_is_followed(self) -> None:
         self.follow_to_eleven()

@@ -101,6 +101,20 @@ class LastSeenTests(SynchronousTestCase):
         self.flush()
         self.assertEqual((len(self.places), self.places.written), (0, 300 - self.places.dropped))
 
+    def test_rows_that_are_dropped_meanwhile_because_too_many_wait_are_not_reported_as_refused(self) -> None:
+        def refuse(*_: object) -> None:
+            self.receive(*[seen(5, user=f"@new{each}") for each in range(3)])
+            raise ValueRefusedError("no such character")
+
+        self.receive(seen(5))
+        with (
+            logged() as lines,
+            patch.object(lastseen, "MAX_WAITING", 2),
+            patch.object(lastseen, "put_last_seen", refuse),
+        ):
+            self.flush()
+        self.assertIn("1 rows of users_last_seen are left out", lines[-1])
+
     def test_the_number_of_waiting_rows_is_limited(self) -> None:
         with patch.object(lastseen, "MAX_WAITING", 3):
             self.receive(*[seen(5, user=f"@{each}") for each in range(5)])

@@ -64,11 +64,13 @@ LAST_VALUES: Final = (
     "FROM (SELECT %s::text[]) AS given (sequences) OFFSET 0) AS read"
 )
 # What ALTER SEQUENCE and SET LOGGED change and TRUNCATE does not: all three give a sequence another file.  And the
-# transaction of the last ALTER SEQUENCE, which may have changed no option.
+# transaction of the last ALTER SEQUENCE, which may have changed no option.  A table that is written anew gets another
+# TOAST table, if it has one; TRUNCATE keeps it.
 OPTIONS: Final = (
-    "SELECT (pg_sequence, relpersistence)::text, pg_sequence.xmin::text "
-    "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) "
-    "LEFT JOIN pg_class ON oid = to_regclass(name) LEFT JOIN pg_sequence ON seqrelid = oid ORDER BY place"
+    "SELECT (pg_sequence, own.relpersistence)::text, pg_sequence.xmin::text, coalesce(heap.reltoastrelid::bigint, 0) "
+    "FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY AS each (name, source, place) "
+    "LEFT JOIN pg_class AS own ON own.oid = to_regclass(name) LEFT JOIN pg_class AS heap ON heap.oid = "
+    "to_regclass(source) LEFT JOIN pg_sequence ON seqrelid = own.oid ORDER BY place"
 )
 # The oldest transaction ID in progress, in a snapshot taken after that; and the place up to which the log is on disk.
 IN_PROGRESS: Final = (
@@ -93,7 +95,7 @@ class _Watched:
 
     ``files`` are those of the sequence and of the tables, None before the first poll.  ``options`` are the sequence's.
     If its file has changed, it is ``unchecked`` until these were checked; ``unfit`` is why it cannot be used.
-    ``altered_by`` is the transaction that has altered it last.
+    ``altered_by`` is the transaction that has altered it last; ``toast`` is the TOAST table of the first table.
     ``other`` is the sequence that the ID column has instead, if any.  ``locked``: why the sequence cannot be read now.
 
     After TRUNCATE … RESTART IDENTITY, ``reused`` is the ID up to which IDs were published and may have been allocated
@@ -112,14 +114,13 @@ class _Watched:
         self.missing = False  # the sequence does not exist, or cannot be read
         self.has_rows_above = False  # the warning about rows above the sequence was given
         self.files: tuple[int | None, Sequence[int | None]] | None = None
-        self.options, self.altered_by = "", ""
-        self.unchecked = False
+        self.options, self.altered_by, self.toast = "", "", 0
+        self.unchecked = self.has_reused = False
         self.unfit: str | None = None
         self.other: str | None = None
         self.locked: str | None = None
         self.emptied_in = -1  # the number of the poll that found another file of a table
         self.reused = self.stored_reused = Token(0)
-        self.has_reused = False
         self.state = SequenceState(None, Token(0))
 
     def add_logged(self, last_value: Token, place: int) -> None:
@@ -141,8 +142,7 @@ class _Watched:
         if before is None or None in (before[0], files[0]) or self.durable is None:
             return False, False
         has_new_file = None not in before[1] and before[1] != files[1]
-        if has_new_file:
-            self.emptied_in = poll
+        self.emptied_in = poll if has_new_file else self.emptied_in
         return before[0] != files[0], has_new_file
 
     def is_at_rest(self, last_value: int | None) -> bool:
@@ -297,6 +297,7 @@ class PostgresWatch:
                 each.stored_reused = each.reused
             if has_new_file or each.has_reused or (each.reused and (restarted or checks)):
                 self._look_for_rows(each, may_lack=has_new_file)
+        self._read_options([each for each in self._watched if self._polls - each.emptied_in == 2])  # noqa: PLR2004
         self._find_other_sequences(self._watched if checks else changed)
 
     def _find_other_sequences(self, watched: Sequence[_Watched]) -> None:
@@ -307,24 +308,24 @@ class PostgresWatch:
     def _read_options(self, watched: Sequence[_Watched]) -> bool:
         """Read the options of sequences; return whether one of them has changed."""
         before = [each.options for each in watched]
-        for each, found in zip(watched, self.session.ask(OPTIONS, ([each.sequence for each in watched],)), strict=True):
-            each.options, each.altered_by = found
+        names = [each.sequence for each in watched], [each.sources[0] for each in watched]
+        for each, found in zip(watched, self.session.ask(OPTIONS, names) if watched else (), strict=True):
+            each.options, each.altered_by, each.toast = found
         return before != [each.options for each in watched]
 
     def _is_restarted(self, watched: _Watched, last_value: int | None) -> bool:
         """Whether a sequence with another file begins anew, as after TRUNCATE … RESTART IDENTITY."""
-        before = watched.altered_by
-        if self._read_options([watched]):
-            return False
+        before, toast = watched.altered_by, watched.toast
+        has_other_options = self._read_options([watched])
         known = max(watched.horizon.last_value or 0, watched.durable or 0)
         goes_on = (last_value or 0) >= known or self._is_ahead(watched, last_value, known)
-        return watched.altered_by == before or not goes_on
+        is_truncated = self._polls - watched.emptied_in <= 1 and watched.toast == toast != 0
+        return not has_other_options and (watched.altered_by == before or not goes_on or is_truncated)
 
     def _is_ahead(self, watched: _Watched, last_value: int | None, known: int) -> bool:
         """Whether the sequence has no last value because it was moved forward: ALTER SEQUENCE … RESTART WITH."""
-        if last_value != 0:
-            return False
-        return self.session.ask(f"SELECT last_value > {known} FROM {watched.sequence}", prepare=False) == [(True,)]
+        is_above = f"SELECT last_value > {known} FROM {watched.sequence}"
+        return last_value == 0 and self.session.ask(is_above, prepare=False) == [(True,)]
 
     def _check_options(self, watched: _Watched) -> None:
         """Stop the stream while its sequence does not give IDs in ascending order to all sessions."""

@@ -364,6 +364,24 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
         self.poll_for_long()
         self.assertIn("IDs up to 3 again", self.error() or "")
 
+    def test_a_table_that_was_truncated_and_filled_beyond_the_old_ids_is_found(self) -> None:
+        """In one transaction.  Statements that only write a table anew, also before that, are not taken for it."""
+        fill = "INSERT INTO events (name) SELECT 'new' FROM generate_series(1, 999)"
+        for rewritten in (False, True):
+            with self.subTest(rewritten=rewritten):
+                self.sql(INSERT)
+                self.poll(3)
+                if rewritten:
+                    self.sql("VACUUM FULL events")
+                    self.poll(3)
+                ((last,),) = self.sql("SELECT last_value FROM events_id_seq")
+                self.assertIsNone(self.error())
+                self.sql(f"BEGIN; TRUNCATE events; ALTER SEQUENCE events_id_seq RESTART; {fill}; COMMIT")
+                self.poll_for_long()
+                self.assertIn(f"IDs up to {last} again", self.error() or "")
+                self.sql(f"UPDATE events SET id = DEFAULT WHERE id <= {last}")
+                self.poll_for_long()
+
     def test_a_sequence_that_gets_a_cache_stops_the_stream_until_it_has_none(self) -> None:
         one, other = (psycopg.connect(self.url, autocommit=True) for _ in range(2))
         self.addCleanup(one.close)
