@@ -200,14 +200,14 @@ class Doubts:
     ) -> Sequence[InstanceName]:
         """Go on from stored texts; one that belongs to another position is ignored.
 
-        Return the writers whose position is above that of their text: an older program has moved it.
+        Return the writers whose position is not that of their text: an older program has moved it.
         """
         moved = []
         for writer, text in stored.items():
-            recent, position = RecentFacts.decode(text, self._clock.seconds()), positions.get(writer, Token(0))
-            if recent is not None and recent.upto == position:
+            recent = RecentFacts.decode(text, self._clock.seconds())
+            if recent is not None and recent.upto == positions.get(writer):
                 self._recent[writer] = recent
-            elif recent is not None and recent.upto < position:
+            elif recent is not None and writer in positions:
                 moved.append(writer)
         return moved
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FIRST_RETRY: Final = 5.0  # seconds
 LAST_RETRY: Final = 3600.0  # a Synapse without an HTTP listener never answers
+BEHIND_PATIENCE: Final = 60.0  # seconds: a relay connects to a writer that has started again within 10
 ACCEPT: Final = "start once with --accept-new-history"
 
 
@@ -65,6 +66,7 @@ class FollowedHistories:
     checks: int = attrs.field(init=False, default=0)
     mismatches: int = attrs.field(init=False, default=0)
     _followed: dict[InstanceName, History] = attrs.field(init=False, factory=dict)
+    _behind_since: dict[InstanceName, float] = attrs.field(init=False, factory=dict)  # seconds
     _learning: dict[InstanceName, Deferred[None]] = attrs.field(init=False, factory=dict)
 
     async def followed(self, writer: InstanceName) -> History:
@@ -97,11 +99,7 @@ class FollowedHistories:
         self.checks += 1
         theirs = await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
         common = common_position(ours, theirs, after)
-        if common is not None and common < after and is_behind(theirs, ours) and not self.accept_new:
-            raise CatchUpError(
-                f"the other end lacks the last start of {writer} and facts above {common}: waiting for them, because a "
-                f"relay may be behind. If the database of {writer} was restored, start {writer} there, or {ACCEPT}"
-            )
+        self._wait_if_behind(writer, ours, theirs, after, common)
         if common is None:
             common = self._without_common(writer, theirs, after)
         elif common == after:
@@ -158,6 +156,23 @@ class FollowedHistories:
                 f"{writer} went back from {after} to {to} on {self._stream}, and nothing undoes what was applied: "
                 f"register a function with @worker.on_reset({self._stream!r}), or correct the effects of the facts "
                 f"above {to} by hand, and then {ACCEPT}"
+            )
+
+    def _wait_if_behind(
+        self, writer: InstanceName, ours: History, theirs: History, after: Token, common: Token | None
+    ) -> None:
+        """Raise CatchUpError for a minute if the other end lacks an epoch that was followed: a relay may be behind.
+
+        The database of a former writer may have been restored, too, and no process begins an epoch for it.
+        """
+        if common is None or common >= after or self.accept_new or not is_behind(theirs, ours):
+            self._behind_since.pop(writer, None)
+            return
+        now = self._lifetime.clock.seconds()
+        if now - self._behind_since.setdefault(writer, now) < BEHIND_PATIENCE:
+            raise CatchUpError(
+                f"the other end lacks the last start of {writer} and facts above {common}: waiting "
+                f"{BEHIND_PATIENCE:g} s for them, because a relay may be behind"
             )
 
     def _without_common(self, writer: InstanceName, theirs: History, after: Token) -> Token:

@@ -323,13 +323,28 @@ class CopyTests(HistoryCase):
             self.at(9, 9, link="relay")
             self.process.clock.advance(0.25)
         self.assertEqual((self.position(), self.state(), len(messages)), (11, "stopped", 1))
-        self.assertIn("lacks the last start of master and facts above 8: waiting", messages[0])
-        self.assertIn("restored, start master there, or start once with --accept-new-history", messages[0])
+        self.assertIn("lacks the last start of master and facts above 8: waiting 60 s for them", messages[0])
         self.published = [A, epoch("c", 8)]
         with logged() as messages:
             self.rows(fact(12), link="relay")
             self.process.clock.advance(10)
         self.assertEqual((self.stored()[1], self.state(), self.follower.resets), (12, "live", 0))
+
+    def test_after_a_minute_such_a_source_is_followed_from_the_last_start_in_common(self) -> None:
+        """The writer was restored and renamed: no process begins another epoch for it."""
+        self.published = [A, epoch("c", 8)]
+        self.follow_to_eleven()
+        self.published = [A]
+        with logged() as messages:
+            for seconds in range(60):
+                self.at(8, 8, link=f"at {seconds} s")
+                self.process.clock.advance(1)
+                self.assertEqual(self.position(), 11)
+                self.follower.connection_lost(f"at {seconds} s")
+            self.at(8, 8, link="restored")
+            self.process.clock.advance(10)
+        self.assertEqual((self.position(), self.state()), (8, "live"))
+        self.assertIn("master went back from 11 to 8 on orders", messages[-1])
 
     def test_a_source_that_stays_away_is_logged_once_though_connections_come_and_go(self) -> None:
         self.follow_to_eleven()
