@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 RETRY_AFTER: Final = 2.0  # seconds until the database is tried again at the start
 WAITING: Final = "the start waits: {error}; next attempt in {delay:.0f} s"
+SILENT_AFTER: Final = 5.0  # seconds until the sockets are opened while the database does not answer at the start
+SILENT: Final = "the start waits: the database has not answered for {delay:.0f} s"
 
 
 # ---- options
@@ -268,6 +270,7 @@ class Daemon(service.Service):
     async def _open_database(self) -> None:
         """Start the server; while its database is in trouble that may pass, wait, and serve what shows that."""
         while not self._stopping:
+            silent = self.reactor.callLater(SILENT_AFTER, self._serve_meanwhile)
             try:
                 await self.server.started()
             except StoreError as error:
@@ -278,8 +281,21 @@ class Daemon(service.Service):
             else:
                 self._trouble.end("the database works, the start goes on")
                 return
+            finally:
+                if silent.active():
+                    silent.cancel()
             await self._serve()
             await self._lifetime.sleep(RETRY_AFTER)
+
+    def _serve_meanwhile(self) -> None:
+        """Serve what shows that the start waits for a statement; PostgreSQL may let COMMIT wait without a limit."""
+        if self._stopping:
+            return
+        text = SILENT.format(delay=SILENT_AFTER)
+        if self._trouble.report("{error}", error=text):
+            self.notifier.status(text)
+        serving = defer.Deferred.fromCoroutine(self._serve())
+        serving.addErrback(lambda failure: self.reactor.callWhenRunning(self._give_up, failure))
 
     async def _serve(self) -> None:
         """Open the sockets, once; ConfigError if one cannot be opened."""

@@ -356,6 +356,33 @@ class DaemonTests(SynchronousTestCase):
         self.server.stopped.callback(None)
         self.successResultOf(daemon.stopService())
 
+    def test_a_start_serves_while_its_database_does_not_answer(self) -> None:
+        """PostgreSQL lets COMMIT wait without a limit while a standby of synchronous_standby_names is missing."""
+        daemon = self.daemon(succeed(self.port()))
+        opened = self.server.opened = Deferred()
+        with capturedLogs() as logged:
+            daemon.startService()
+            self.assertEqual(self.events, ["open"])
+            self.reactor.advance(service.SILENT_AFTER)
+            self.assertEqual(self.events, ["open", "listen"])
+            opened.callback(None)
+        self.assertEqual(self.events, ["open", "listen", "start"])
+        texts = [formatEvent(each) for each in logged]
+        waits = "the start waits: the database has not answered for 5 s"
+        self.assertEqual(
+            texts, [waits, "the wire is served at 127.0.0.1:4711", "the database works, the start goes on"]
+        )
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+
+    def test_a_port_in_use_ends_a_start_whose_database_does_not_answer(self) -> None:
+        daemon = self.daemon(fail(CannotListenError("127.0.0.1", 9092, OSError(98, "Address already in use"))))
+        self.server.opened = Deferred()
+        self.start(daemon)
+        self.reactor.advance(service.SILENT_AFTER)
+        self.assertEqual(self.reactor.stops, 1)
+        self.assertIn("Address already in use", str(self.at_exit))
+
     def test_a_start_that_waits_ends_when_the_daemon_stops(self) -> None:
         daemon = self.daemon(succeed(self.port()))
         self.server.opened = fail(StoreError("database 'a.db': locked", temporary=True))

@@ -50,8 +50,11 @@ def pools_transactions(connection: Connection, conninfo: str) -> bool:
 
 
 def _begin(connection: Connection) -> int | None:
-    """Begin a transaction, and return its server process; None if the pooler lets it wait."""
-    connection.pgconn.send_query(f"BEGIN; {_PROCESS}".encode())
+    """Begin a transaction, and return its server process; None if the pooler lets it wait.
+
+    A hot standby refuses statements of a serializable one, which may be the default.
+    """
+    connection.pgconn.send_query(f"BEGIN ISOLATION LEVEL READ COMMITTED; {_PROCESS}".encode())
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if not poll.poll(_PATIENCE):

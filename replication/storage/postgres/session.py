@@ -67,6 +67,8 @@ _FORMS: Final = " UNION ALL ".join(
 )
 # In a session that only reads: the database may belong to a program that must not wait for this process.
 _BOUND: Final = "SELECT set_config('statement_timeout', '30s', false) WHERE current_setting('statement_timeout') = '0'"
+# A hot standby refuses even a SELECT in a serializable transaction, which the user may have as its default.
+_READ_COMMITTED: Final = "SET default_transaction_isolation = 'read committed'"
 _CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
 _LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '1s'"
 _BACKEND: Final = (
@@ -436,6 +438,8 @@ class PostgresSession:
         version = connection.info.server_version // 10_000
         if version < OLDEST:
             raise StoreError(f"database {self.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
+        if self._reads_only:
+            connection.execute(_READ_COMMITTED)
         ((*self._backend, server),) = connection.execute(_BACKEND).fetchall()
         self.holder.refuse_transaction_pooling(connection, self.address)
         settings = f"{_BOUND if self._reads_only else _OVERRIDE} UNION ALL {_FORMS}"

@@ -16,6 +16,7 @@ from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.ids import create_sequence
 from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.postgres.store import READ_ONLY
 from replication.storage.receipts import DELETED_AT_ONCE, receipt_key
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import ISqlExecutor, Receipt, Write
@@ -443,6 +444,19 @@ def test_f1_a_standby_gives_no_fact_before_those_with_smaller_ids() -> None:
         assert reading.positions(table) == {ME: 3}
         for each in (reading, writing):
             each.close()
+
+
+def test_a_standby_can_be_read_by_a_user_whose_transactions_are_serializable() -> None:
+    """A hot standby refuses such transactions, also those of a single SELECT."""
+    with PostgresServer(fsync=False) as primary, primary.standby() as standby:
+        primary.sql("ALTER ROLE postgres SET default_transaction_isolation = 'serializable'")
+        wanted = [("serializable",)]
+        until(lambda: standby.sql("SHOW default_transaction_isolation") == wanted, "the standby has the setting")
+        with standby.pooler("postgres", "session") as pooled:
+            for url in (standby.url(), pooled):
+                reading = PostgresSession(Address.parse(url, read_only=True), Event(), Holder(), READ_ONLY)
+                assert reading.ask("SELECT pg_is_in_recovery()") == [(True,)]
+                reading.close()
 
 
 def test_f14_a_page_from_a_standby_that_replaces_the_server_ends_at_the_stored_position() -> None:
