@@ -13,6 +13,7 @@ from replication.cli.findings import Finding, together
 from replication.cli.tls_checks import limit_wait
 from replication.errors import ConfigError, SchemaError, StoreError, did_you_mean
 from replication.follower.catch_up import DATABASES
+from replication.follower.local_users import CURE, OtherServerError, check_server_name
 from replication.net.endpoints import is_redis
 from replication.storage import path_of
 from replication.storage.blocking import use_store
@@ -43,13 +44,19 @@ def _check_source(config: Config, url: Url) -> Iterator[Finding]:
         dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
         mapped = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
         followed = [each for each in mapped if not config.stream or each.name in config.stream]
-        of_synapse = any(each.position_name is not None for each in mapped) and _has_redis(config)
+        foreign = any(each.position_name is not None for each in mapped)
+        of_synapse = foreign and _has_redis(config)
 
         async def read(store: IStreamStore) -> tuple[list[tuple[str, str]], set[str]]:
             stored = await store.stored_positions() if of_synapse else {}
+            if foreign:
+                await check_server_name(store, config.server_name)
             return await declare_all(store, followed), {name for writers in stored.values() for name in writers}
 
         refused, names = use_store(url, read, read_only=True, foreign=bool(mapped))
+    except OtherServerError as error:
+        yield Finding(str(url), error.what, CURE.format(server_name=config.server_name))
+        return
     except (StoreError, ConfigError) as error:
         yield Finding(str(url), str(error), database_cure(error))
         return

@@ -16,7 +16,13 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import ReplicationError
-from replication.follower.database_restores import Reached, find_restored, go_back, positions_reached
+from replication.follower.database_restores import (
+    Reached,
+    find_restored,
+    follow_below_wrong,
+    go_back,
+    positions_reached,
+)
 from replication.follower.one_writer import begin_of
 from replication.logs import TroubleLog
 from replication.streams.definitions import CACHES
@@ -199,6 +205,8 @@ class Audit:
                 for each in (self._complete, self._requested, self._counted):  # these IDs are allocated again
                     each.clear()
                 await go_back(self._source, self._audited(), {follower: found[follower] for follower in again}, stored)
+        elif not found:
+            await follow_below_wrong(self._source, self._audited(), stored)
         before = self._seen  # removed writers are forgotten: one that comes back may store a lower position
         self._seen = {
             stream: {of: max(token, before.get(stream, {}).get(of, token)) for of, token in positions.items()}

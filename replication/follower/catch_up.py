@@ -100,6 +100,7 @@ class CatchUpSources:
         secret: the secret that the writers' HTTP requires.
         definitions: of streams that a database has in tables of an application.
         certificate: files with the certificate and the private key that ``https:`` sources are shown.
+        server_name: of the homeserver whose database is read.
 
     Raises:
         ConfigError: a source is invalid.
@@ -114,6 +115,7 @@ class CatchUpSources:
     _secret: str | None
     _definitions: Sequence[StreamDefinition] = ()
     _certificate: tuple[str, str] | None = None
+    _server_name: str | None = None
     _sources: dict[Url, DatabaseCatchUp | HttpCatchUp | SegmentCatchUp] = attrs.field(init=False, factory=dict)
     _next_pages: dict[tuple[StreamName, InstanceName], _NextPage] = attrs.field(init=False, factory=dict)
     _troubles: dict[tuple[Url | None, StreamName, InstanceName], TroubleLog] = attrs.field(
@@ -454,7 +456,7 @@ class CatchUpSources:
             self._sources[url] = HttpCatchUp(self._reactor, url, self._secret, certificate=self._certificate)
         elif url not in self._sources:
             self._sources[url] = (
-                DatabaseCatchUp(url, self._reactor, self._definitions)
+                DatabaseCatchUp(url, self._reactor, self._definitions, self._server_name)
                 if url.startswith(DATABASES)
                 else SegmentCatchUp(url, self._reactor)
             )

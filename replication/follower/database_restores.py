@@ -2,7 +2,7 @@
 
 Over Redis, a lower position of a writer does not show a restore: a process that was started again may send one, too.
 But on a primary server, neither the stored positions nor the rows of a stream that keeps them go back, unless facts
-were lost (docs/protocol/redis.md, Restores).
+were lost (docs/protocol/redis.md, Restores).  A position that is far above all of them is wrong: its writer goes back.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     _Positions = Mapping[StreamName, Mapping[InstanceName, Token]]
     _Writers = Mapping[StreamName, Collection[InstanceName]]
     _Ends = Mapping[StreamFollower, Mapping[InstanceName, Token]]
+
+# A position so far above the end of its stream is wrong: no IDs are rolled back in such numbers.  A smaller error ends
+# by itself once the writer has passed it.
+FAR: Final = 1_000_000
 
 log: Final = Logger()
 
@@ -86,7 +90,8 @@ async def find_restored(
             continue
         if beyond:  # an ID was rolled back, or a process was killed before it stored its position, or a restore
             end = max(end, await source.last_row(follower.name))
-        gone = end < each.applied and (lower or await _are_applied(source, follower, end, each.applied))
+        far = each.applied - end > FAR  # a wrong position, unless there is more that shows a restore
+        gone = end < each.applied and (lower or (not far and await _are_applied(source, follower, end, each.applied)))
         if gone or end < compared:
             # An ID may have been open at the backup.  The stored position of its writer is below it.
             settled = min([end, *lower.values()]) if _can_repeat(follower) else end
@@ -118,10 +123,43 @@ async def go_back(source: IAuditSource, followers: Iterable[StreamFollower], end
                 source=source.name,
                 reached=cursor.published,
             )
-            link = cursor.link
-            cursor.link_lost(link)  # as if the writer sent its lower position on a new connection
-            cursor.position_received(link, end, end)
+            _follow_from(cursor, end)
         follower.resume()
+
+
+async def follow_below_wrong(source: IAuditSource, followers: Iterable[StreamFollower], stored: _Positions) -> None:
+    """Follow writers whose position is FAR above the end of their stream from that end.
+
+    A position that was wrong once would be kept: later facts of its writer would be dropped as repeated ones.
+    ``stored`` as for ``find_restored``.  Where nothing is stored, nothing shows a wrong position.
+    """
+    for follower in followers:
+        positions = stored.get(follower.name, {})
+        end = max(positions.values(), default=Token(0))
+        far = {writer: each for writer, each in _current(follower).items() if each.position > end + FAR}
+        if not positions or not far or not await source.is_primary():
+            continue
+        end = max(end, await source.last_row(follower.name))
+        for writer, cursor in far.items():
+            if cursor.position > end + FAR and cursor.linked and cursor.confirmed:
+                log.error(
+                    "{stream}: {source} lacks what a position in Redis announced: {writer} was received up to "
+                    "{reached}, and is followed again from {end}",
+                    stream=follower.name,
+                    writer=writer,
+                    end=end,
+                    source=source.name,
+                    reached=cursor.published,
+                )
+                _follow_from(cursor, end)
+        follower.resume()
+
+
+def _follow_from(cursor: Cursor, end: Token) -> None:
+    """Lower the position of a writer, as if it sent the lower one on a new connection."""
+    link = cursor.link
+    cursor.link_lost(link)
+    cursor.position_received(link, end, end)
 
 
 async def _are_applied(source: IAuditSource, follower: StreamFollower, end: Token, applied: Token) -> bool:

@@ -12,6 +12,7 @@ from twisted.logger import Logger
 
 from replication.errors import StoreError
 from replication.follower.ended_transactions import EndedTransactions, read_transactions
+from replication.follower.local_users import check_server_name
 from replication.net.endpoints import is_redis
 from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
@@ -43,7 +44,8 @@ class DatabaseCatchUp:
     """Reads missed facts from a database: the writer's own, or a copy of another worker.
 
     ``url`` is ``sqlite:///…`` or ``postgresql://…``; the database is only read.  ``definitions`` are of streams in
-    tables of an application.  If there are any, the database may be that of another program, such as a Synapse.
+    tables of an application.  If there are any, the database may be that of another program, such as a Synapse.  Then
+    its local users must be of ``server_name``, unless that is None.
 
     An SQLite file is closed while nothing is read: a backup may be restored into its place.  An open file would hide
     the new one, or its lock would keep the master from starting.
@@ -52,7 +54,13 @@ class DatabaseCatchUp:
     name = "the database"
     log = Logger()
 
-    def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
+    def __init__(
+        self,
+        url: str | Url,
+        reactor: Any,
+        definitions: Iterable[StreamDefinition] = (),
+        server_name: str | None = None,
+    ) -> None:
         dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
         self._mapped = {each.name: each for each in definitions if each.maps(dialect) or each.sources(dialect)}
         # Of these streams another program stores the positions, or none.
@@ -67,6 +75,7 @@ class DatabaseCatchUp:
         self._declared: set[StreamName] = set()
         self._most: dict[tuple[StreamName, InstanceName], int] = {}  # IDs of the next page, after one without facts
         self._ended: dict[StreamName, EndedTransactions] = {}  # of streams without stored positions
+        self._server_name = server_name if self.foreign else None
         self._opened = False
         self._rests = dialect == "sqlite" and not self.foreign
         self._reactor = reactor
@@ -252,6 +261,8 @@ class DatabaseCatchUp:
     async def _open(self) -> None:
         if not self._opened:
             await self._store.open()
+            if self._server_name is not None:
+                await check_server_name(self._store, self._server_name)
             self._opened = True
 
 

@@ -148,7 +148,7 @@ class Worker(RegistersFunctions):
         self._master = self._make_master(writes, shared) if writes else None
         self.failed: Deferred[CommitsLostError] = self.store.commits_lost
         named = {name: place for name, place in (writers or {}).items() if name != instance_name}
-        self._sources = CatchUpSources(reactor, catch_up, named, secret, definitions, certificate)
+        self._sources = CatchUpSources(reactor, catch_up, named, secret, definitions, certificate, server_name)
         self._waiters = PositionWaiters(reactor)
         endpoints = endpoints_of(connect, named)
         described = described_streams(endpoints, definitions)

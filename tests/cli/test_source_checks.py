@@ -219,6 +219,24 @@ def test_the_instance_name_of_a_process_of_the_synapse_is_found(tmp_path: Path, 
         assert names("replication1") == []
 
 
+def test_the_database_of_another_homeserver_is_found(tmp_path: Path, postgres: PostgresServer) -> None:
+    lines = 'connect = "redis://127.0.0.1:1"', 'definitions = ["replication.synapse.since_1_159"]'
+    users = "CREATE TABLE account_data (user_id text); INSERT INTO account_data VALUES ('@anna:beta.test')"
+    with postgres.database() as name:
+        postgres.sql(f"{POSITIONS}; {users}", database=name)
+
+        def found(server_name: str) -> list[str]:
+            config = load(tmp_path, f'catch_up = "{postgres.url(name)}"', f'server_name = "{server_name}"', *lines)
+            return [str(each) for each in check_sources(config) if "homeserver" in each.what]
+
+        (only,) = found("alpha.test")
+        what, _, cure = only.partition("; cure: ")
+        other = "the database of another homeserver: the users in its table 'account_data' are of 'beta.test'"
+        assert what.endswith(f"{other}, and not of 'alpha.test'")
+        assert cure == "name the database of 'alpha.test' in catch_up, or correct server_name"
+        assert found("beta.test") == []
+
+
 def test_a_synapse_without_definitions_is_found_with_its_cure(tmp_path: Path, postgres: PostgresServer) -> None:
     with postgres.database() as name:
 

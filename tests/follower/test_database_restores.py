@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from replication.follower.database_restores import go_back
+from replication.follower.database_restores import FAR, go_back
 from replication.follower.stream import FollowMode
 from replication.wire.grammar import Token
 from tests.doubles import logged
@@ -134,6 +134,31 @@ class RestoreTests(AuditCase):
             with logged() as messages:
                 followed.check()
             self.assertIn("one went back from 12 to 10 on orders", messages[1])
+
+    def test_a_position_far_above_the_end_is_wrong(self) -> None:
+        """Else all later facts of the writer would be dropped as repeated ones, also after a restart."""
+        for mode in BOTH:
+            for restarts in (False, True):
+                followed = self.begin(mode=mode)
+                followed.at(ONE, 2 * FAR)
+                followed.database.write(ONE, 11)
+                followed.send(ONE, 11)
+                if restarts:
+                    followed.restart()
+                    followed.at(ONE, 2 * FAR)  # the lower position of a Synapse does not count
+                with logged() as messages:
+                    followed.check()
+                    followed.check()
+                wrong = "the database lacks what a position in Redis announced"
+                reached = f"one was received up to {2 * FAR}, and is followed again from 11"
+                self.assertIn(f"orders: {wrong}: {reached}", messages)
+                self.assertEqual(followed.applied(), [*range(2, 12)])
+                followed.database.write(ONE, 12, 13)
+                with logged() as messages:
+                    followed.send(ONE, 12, 13)
+                    self.assertEqual(followed.applied(), [*range(2, 14)])
+                    followed.check()
+                self.assertEqual(messages, [])
 
     def test_what_was_written_since_the_restore_is_fetched(self) -> None:
         followed = self.begin(mode=FollowMode.COPIED)
@@ -319,6 +344,19 @@ class WithoutStoredPositionsTests(AuditCase):
             messages[0], "caches: the database was restored: one was received up to 4, and is followed again from 3"
         )
         self.assertEqual(caches.follower.position(ONE), 3)
+
+    def test_a_position_far_above_the_newest_row_is_wrong(self) -> None:
+        for empty in (False, True):  # all rows may be deleted, as after a week without a new one
+            followed = self.follow(FakeDatabase("caches", stores_positions=False))
+            followed.at(ONE, 1)
+            if not empty:
+                followed.database.write(ONE, 2)
+                followed.send(ONE, 2)
+            followed.check()
+            followed.at(ONE, 2 * FAR)
+            with logged():
+                followed.check()
+            self.assertEqual(followed.follower.position(ONE), 2 * FAR if empty else 2)
 
     def test_only_its_facts_were_lost(self) -> None:
         """All other streams end where they did: the new facts had the IDs of lost ones, and were never applied."""
