@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 FORMS: Final = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host:port/database"
 LOCK_TIMEOUT: Final = 30  # seconds that SQLite waits for a lock of another process
-BATCH_ROWS: Final = 16_384  # of a batch from SQLite: 2 MiB of usual rows, 256 MiB of the longest possible rows
+BATCH_ROWS: Final = 16_384  # of a batch from SQLite, 2 MiB of usual rows; fewer if a range has rows of many KiB
+MAX_BATCH_BYTES: Final = 256 * 2**20  # of such a batch, unless one row alone has more; a smaller file is not measured
+JOINED_BYTES: Final = 4 * 2**20  # smaller batches are joined
 BATCH_BYTES: Final = 4 * 2**20  # of a batch from PostgreSQL
 HAS_POSITIONS: Final[Mapping[Dialect, str]] = {
     "sqlite": "SELECT 1 FROM sqlite_master WHERE name = 'stream_positions'",
@@ -121,20 +124,31 @@ class SqliteDatabase:
         """Return the rows of a query."""
         return self._session.run(sql)
 
-    def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, sql: str, longest: str = "") -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query as Arrow batches, none of them empty.
 
-        ADBC takes a column's type from the first batch, so no column may be NULL there.
+        ADBC takes a column's type from the first batch, so no column may be NULL there.  It counts the rows of a batch,
+        not the bytes: ``longest`` is the query for the bytes of the longest row.
         """
         from adbc_driver_sqlite import dbapi  # noqa: PLC0415 (an extra)
 
+        rows = self._batch_rows(longest) if longest else BATCH_ROWS
         with _errors_of(self.url), closing(dbapi.connect(self._target)) as connection:
-            yield from _batches(
+            batches = _batches(
                 connection,
                 [f"PRAGMA busy_timeout = {LOCK_TIMEOUT * 1000}"],
-                {"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)},
+                {"adbc.sqlite.query.batch_rows": str(rows)},
                 sql,
             )
+            yield from batches if rows == BATCH_ROWS else _join(batches)
+
+    def _batch_rows(self, longest: str) -> int:
+        """Return how many rows a batch may have, if ``longest`` is the query for the bytes of the longest row."""
+        ((size,),) = self.rows("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+        if size <= MAX_BATCH_BYTES:
+            return BATCH_ROWS
+        ((most,),) = self.rows(longest)
+        return max(min(BATCH_ROWS, MAX_BATCH_BYTES // max(most or 0, 1)), 1)
 
     def close(self) -> None:
         """Close the file."""
@@ -187,8 +201,8 @@ class PostgresDatabase:
             found: list[tuple[Any, ...]] = cursor.fetchall()
             return found
 
-    def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """Yield batches as SqliteDatabase does; ADBC uses COPY in binary format."""
+    def batches(self, sql: str, longest: str = "") -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """Yield batches as SqliteDatabase does; ADBC uses COPY in binary format, and counts bytes, not rows."""
         with _errors_of(self.url):
             settings = [f"SET {each}" for each in SETTINGS]
             yield from _batches(
@@ -236,6 +250,22 @@ def _batches(connection: Any, settings: list[str], options: dict[str, str], sql:
         cursor.adbc_statement.set_options(**options)
         cursor.execute(sql)
         yield from (batch for batch in cursor.fetch_record_batch() if batch.num_rows)
+
+
+def _join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches that are large enough to be processed fast."""
+    import pyarrow as pa  # noqa: PLC0415 (an extra)
+
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+        if waiting and (batch is None or rows >= BATCH_ROWS or size >= JOINED_BYTES):
+            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+            waiting, rows, size = [], 0, 0
 
 
 @contextmanager

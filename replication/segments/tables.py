@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.wire.grammar import InstanceName
 
-PAGE_ROWS: Final = 10_000  # of a mapped or joined stream
+PAGE_ROWS: Final = 10_000  # of a mapped or joined stream, at most
+FIRST_ROWS: Final = 1_000  # of the first page, which shows how long rows are
+PAGE_BYTES: Final = 64 * 2**20  # about; rows may become longer
 ID_BITS: Final = 48  # the bits of a 64-bit integer that hold the offset in a range; the others hold the writer's number
 MAX_WRITERS: Final = 2**15 - 1  # that one query can number
 IntArray = Any  # a one-dimensional numpy array of int64; numpy is an extra
@@ -118,7 +120,8 @@ class GenericTable(_TokenQueries):
             where += f" AND instance_name IN ({', '.join(map(_quoted, writers))})"
         place = self.token if one else self._numbering(writers, after)
         sql = f'SELECT {place}, "row" FROM {self.source} WHERE {where} {self.order}, ord'
-        for batch in self.database.batches(sql):
+        longest = f'SELECT max(length(CAST("row" AS BLOB))) FROM {self.source} WHERE {where}'
+        for batch in self.database.batches(sql, longest):
             places, rows = batch.column(0).to_numpy(), batch.column(1)
             if one:
                 yield Columns(places, None, rows)
@@ -148,11 +151,13 @@ class _PagedTable:
         import pyarrow as pa  # noqa: PLC0415
 
         for number, writer in enumerate(part.writers):
-            reached = part.after
+            reached, limit = part.after, min(FIRST_ROWS, PAGE_ROWS)
             while reached < part.upto:
-                page = self._page(writer.instance, after=reached, upto=part.upto, limit=PAGE_ROWS)
+                page = self._page(writer.instance, after=reached, upto=part.upto, limit=limit)
                 reached = page.upto
                 if page.tokens:
+                    fitting = PAGE_BYTES * len(page.texts) // max(sum(map(len, page.texts)), 1)
+                    limit = max(min(PAGE_ROWS, fitting), 1)
                     numbers = None if len(part.writers) == 1 else np.full(len(page.tokens), number)
                     yield Columns(np.array(page.tokens, np.int64), numbers, pa.array(page.texts, pa.string()))
 

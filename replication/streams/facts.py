@@ -98,7 +98,7 @@ def check_size(texts: Sequence[str]) -> None:
 
 
 def _count_values(texts: Sequence[str]) -> int:
-    return grammar.count_values(",".join(texts), EXPONENT_VALUES) + 1 - len(texts)
+    return grammar.count_values(",".join(texts).encode(), EXPONENT_VALUES) + 1 - len(texts)
 
 
 def check_rows(count: int) -> None:

@@ -152,7 +152,7 @@ class HttpClient:
 
     def decode(self, text: bytes, form: Any) -> Any:
         """Return the decoded JSON of an answer; HttpError if it is not of this type."""
-        if len(text) > MOST_VALUES and count_values(text.decode(errors="replace")) > MOST_VALUES:
+        if len(text) > MOST_VALUES and count_values(text) > MOST_VALUES:
             raise HttpError(
                 f"{self.url} answers JSON with more than {MOST_VALUES} values; is that a replication daemon?"
             )

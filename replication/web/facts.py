@@ -9,7 +9,7 @@ from twisted.web.http import Request
 
 from replication.errors import NotAWriterError, RowError
 from replication.web.line_stream import LineStream
-from replication.web.pages import PAGE_ROWS, AddedLines, encode_page, encode_since, read_addition
+from replication.web.pages import PAGE_ROWS, AddedLines, added_fact, encode_page, encode_since
 from replication.web.request import (
     MEDIA_TYPE_OF_LINES,
     Answer,
@@ -105,7 +105,7 @@ async def append_facts(request: ApiRequest, name: str) -> Answer:
         raise RequestError(413, f"more than {MAX_LINES} lines; send them in parts, or to /v1/streams/{name}/append")
     lines = AddedLines(BytesIO(body)) if request.media_type == MEDIA_TYPE_OF_LINES else None
     try:
-        facts = [read_addition(body)] if lines is None else lines
+        facts = added_fact(body) if lines is None else lines
         return Answer.json({"ids": list(await request.api.served.append_texts(name, facts, key))})
     except RowError as error:
         if lines is not None and error.fact is not None:

@@ -34,6 +34,8 @@ GROW: Final = 4  # and each page that arrives lets the next one have a quarter m
 MAX_ANSWER: Final = 256 * 2**20  # bytes that a client reads; a fact has less (MAX_FACT_BYTES), unless it is older
 
 BLANK: Final = object()  # stands for a line without a fact
+PAUSE: Final = object()  # stands before a fact whose text has more than PAUSE_BYTES: let the reactor do other work
+PAUSE_BYTES: Final = 2**20
 
 _FRAME: Final = 100  # bytes of a page beside its rows
 
@@ -230,8 +232,16 @@ def _read_addition_slowly(text: bytes) -> list[Any]:
     raise RemoteProtocolError('not an object {"rows": [row, …]}')
 
 
+def added_fact(text: bytes) -> list[Any]:
+    """Return the fact of :func:`read_addition` for an append, with PAUSE before a large one."""
+    rows = read_addition(text)
+    return [PAUSE, rows] if len(text) > PAUSE_BYTES else [rows]
+
+
 class AddedLines:
     """The facts of ``application/x-ndjson``, one per line, each parsed when it is reached; BLANK for a blank line.
+
+    PAUSE comes before a large fact, between its decoding and its encoding.
 
     ``number`` is the number of the line that was reached last, ``before`` that of the line before the first one.
     RemoteProtocolError names a wrong line.
@@ -250,7 +260,7 @@ class AddedLines:
                 yield BLANK
                 continue
             try:
-                rows = read_addition(line)
+                fact = added_fact(line)
             except RemoteProtocolError as error:
                 raise RemoteProtocolError(f"line {self.number}: {error}") from error
-            yield rows
+            yield from fact

@@ -42,9 +42,12 @@ _decode_json = msgspec.json.Decoder(float_hook=float).decode
 _decode_tokens = msgspec.json.Decoder(list[Annotated[Token, msgspec.Meta(ge=0, le=2**63 - 1)]]).decode
 _SHALLOW: Final = 2 * MAX_NESTING + 1  # a text of so many characters is not too deep: each level takes two
 _LONG_NUMBER: Final = b"0" * (MAX_DIGITS + 1)  # where each digit is 0
+_STRIDE: Final = 50  # of the characters that are looked at first: a long number has _LONG_SAMPLE of them
+_LONG_SAMPLE: Final = b"0" * (MAX_DIGITS // _STRIDE)
 _TO_ZEROS: Final = bytes(ord("0") if chr(each).isdigit() else each for each in range(128)) + bytes(range(128, 256))
 _TO_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and, as a signed byte, -1
 _NO_BRACKETS: Final = bytes({*range(256)} - {*b"[]{}"})
+_NO_MARKS: Final = bytes({*range(256)} - {*b",[{eE"})
 _INFINITY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|Infinity')
 # What msgspec raises for a text or for bytes: it leaves wrong UTF-8 and lone surrogates to Python.
 NOT_DECODED: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
@@ -118,7 +121,7 @@ def check_nesting(texts: Sequence[str]) -> None:
         return
     for text in texts:
         if len(text) > _SHALLOW and text.count("[") + text.count("{") > MAX_NESTING:
-            steps = _without_texts(text).encode().translate(_TO_STEPS, _NO_BRACKETS)
+            steps = _without_texts(text.encode()).translate(_TO_STEPS, _NO_BRACKETS)
             depth = max(accumulate(memoryview(steps).cast("b")), default=0)
             if depth > MAX_NESTING:
                 raise RowError(
@@ -126,45 +129,46 @@ def check_nesting(texts: Sequence[str]) -> None:
                 )
 
 
-def _without_texts(text: str) -> str:
+def _without_texts(text: bytes) -> bytes:
     """Return JSON without what is in its texts: a regular expression takes ten times as long for a long text."""
-    if "\\" in text:
-        text = text.replace("\\\\", "").replace('\\"', "")
-    return "".join(text.split('"')[::2])
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(text.split(b'"')[::2])
 
 
-def count_values(text: str, exponent: int = 1) -> int:
+def count_values(text: bytes, exponent: int = 1) -> int:
     """Return about how many values a JSON text has: those that begin a list or an object, or come after another one.
 
-    A number with an exponent counts as ``exponent`` values.
+    A number with an exponent counts as ``exponent`` values.  A count of at most ``MAX_VALUES`` may be too high.
     """
-    count = _count_marks(text, exponent)
-    if count > MAX_VALUES:  # some of these may be inside texts
-        count = _count_marks(_without_texts(text), exponent)
+    count = _count_marks(text.translate(None, _NO_MARKS), exponent)  # in a fifth of the time for a long text
+    if count > MAX_VALUES:  # some of these may be inside texts, or an ``e`` of true or false
+        outside = _without_texts(text)
+        count = _count_marks(outside, exponent)
+        count -= (exponent - 1) * (outside.count(b"true") + outside.count(b"false"))
     return count
 
 
-def _count_marks(text: str, exponent: int) -> int:
-    count = text.count(",") + text.count("[") + text.count("{")
-    if exponent > 1:  # each ``e`` that is not of true or false
-        exponents = text.count("e") + text.count("E") - text.count("true") - text.count("false")
-        count += (exponent - 1) * exponents
-    return count
+def _count_marks(text: bytes, exponent: int) -> int:
+    """Return how many values ``text`` has at most, where each ``e`` is an exponent."""
+    count = text.count(b",") + text.count(b"[") + text.count(b"{")
+    return count if exponent == 1 else count + (exponent - 1) * (text.count(b"e") + text.count(b"E"))
 
 
 def check_values(text: bytes) -> None:
     """Raise RemoteProtocolError if a JSON text has too many values, or too long a number, to decode it at once."""
     if len(text) <= MAX_VALUES:
         return
-    decoded = text.decode(errors="replace")
-    if count_values(decoded, EXPONENT_VALUES) > MAX_VALUES:
+    if count_values(text, EXPONENT_VALUES) > MAX_VALUES:
         raise RemoteProtocolError(f"JSON with more than {MAX_VALUES} values; send it in parts")
-    if _has_long_number(text) and _has_long_number(_without_texts(decoded).encode()):
+    if _has_long_number(text) and _has_long_number(_without_texts(text)):
         raise RemoteProtocolError(f"JSON of {len(text)} bytes with a number of more than {MAX_DIGITS} digits")
 
 
 def _has_long_number(text: bytes) -> bool:
     """Return whether there are more than MAX_DIGITS digits in a row: a regular expression takes 30 times as long."""
+    if _LONG_SAMPLE not in text[::_STRIDE].translate(_TO_ZEROS):
+        return False
     return _LONG_NUMBER in text.translate(_TO_ZEROS)
 
 

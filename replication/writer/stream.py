@@ -18,7 +18,7 @@ from replication.storage.contract import IdTakenError
 from replication.storage.receipts import receipt_key
 from replication.streams.facts import check_rows, check_size, facts_of, row_bytes
 from replication.streams.interfaces import Receipt
-from replication.web.pages import BLANK
+from replication.web.pages import BLANK, PAUSE
 from replication.writer.reservation import FactTransaction, OpenTransactions, Reservation
 
 if TYPE_CHECKING:
@@ -204,6 +204,8 @@ class StreamWriter:
             if type(rows) is list and len(rows) == 1:  # the usual case, in half the time
                 try:
                     text = encode(rows[0])
+                    if len(text) > SLICE:
+                        await self._turn()
                     check_size((text,))
                 except RowError as error:
                     raise self._refusal(len(texts), str(error)) from error
@@ -211,11 +213,18 @@ class StreamWriter:
                 left -= 2 * FACT_BYTES + len(text)
             elif rows is BLANK:
                 left -= FACT_BYTES
+            elif rows is PAUSE:
+                left = 0
             else:
                 large = isinstance(rows, (list, tuple)) and len(rows) > SLICE_ROWS
                 fact = await self._encode_slices(len(texts), rows) if large else self._encode_fact(len(texts), rows)
+                size = row_bytes(fact)
+                if size > SLICE:
+                    await self._turn()
+                with self._naming(len(texts)):
+                    check_size(fact)
                 texts.append(fact)
-                left -= FACT_BYTES + row_bytes(fact)
+                left -= FACT_BYTES + size
             if left <= 0:
                 left = SLICE
                 await self._turn()
@@ -234,19 +243,13 @@ class StreamWriter:
             with self._naming(index):
                 texts += map(self.definition.encode, rows[start : start + SLICE_ROWS])
             await self._turn()
-        with self._naming(index):
-            check_size(texts)
         return tuple(texts)
 
     def _encode_fact(self, index: int, rows: object) -> tuple[str, ...]:
         if not isinstance(rows, (list, tuple)):
             raise self._refusal(index, f"a fact is a list of rows, not a {type(rows).__name__}")
-        try:
-            texts = tuple(map(self.definition.encode, rows))
-            check_size(texts)
-        except RowError as error:
-            raise self._refusal(index, str(error)) from error
-        return texts
+        with self._naming(index):
+            return tuple(map(self.definition.encode, rows))
 
     @contextmanager
     def _naming(self, index: int) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from replication.errors import CatchUpError, RemoteProtocolError, RowError
 from replication.streams.facts import check_size, texts_of, tokens_of
 from replication.streams.history import Epoch, common_position, encode_history, read_history
-from replication.web.pages import BLANK, AddedLines, encode_page, read_addition, read_form, read_page
+from replication.web.pages import BLANK, PAUSE, AddedLines, encode_page, read_addition, read_form, read_page
 from replication.wire import grammar
 from replication.wire.grammar import Token
 
@@ -59,7 +59,7 @@ def check_facts(data: bytes) -> None:
     lines = AddedLines(BytesIO(data))
     try:
         for rows in lines:
-            if rows is not BLANK:
+            if rows not in (BLANK, PAUSE):
                 check_rows(rows)
     except RemoteProtocolError as error:
         assert str(error).startswith(f"line {lines.number}: ")

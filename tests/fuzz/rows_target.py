@@ -38,7 +38,7 @@ def check(data: bytes) -> None:
     standard = json.loads(text)
     assert grammar.encode_again(value) == grammar.encode_again(standard)
     assert same(grammar.read_json(grammar.encode_again(value)), value)
-    assert grammar.count_values(text) >= 0
+    assert grammar.count_values(text.encode(errors="replace")) >= 0
     check_size([text])
     check_exits(text)
 

@@ -219,6 +219,30 @@ def test_batches_are_never_empty_and_driver_errors_become_store_errors(tmp_path:
             list(database.batches("SELECT 1 FROM missing"))
 
 
+def test_a_batch_of_long_rows_has_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8,000 rows of 250 kB were one batch, and took 4 GiB of memory."""
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(token, "é" * 500) for token in range(2, 102)]})
+    sql, longest = "SELECT stream_id FROM stream_orders", 'SELECT max(length("row")) FROM stream_orders'
+
+    def sizes() -> list[int]:
+        with closing(open_database(url)) as database:
+            batches = list(database.batches(sql, longest))
+        assert [token for batch in batches for token in batch.column(0).to_pylist()] == [*range(2, 102)]
+        return [batch.num_rows for batch in batches]
+
+    assert sizes() == [100], "a small file"
+    monkeypatch.setattr(databases, "MAX_BATCH_BYTES", 40 * 3_002)
+    assert sizes() == [100], "joined again"
+    monkeypatch.setattr(databases, "JOINED_BYTES", 1)
+    assert sizes() == [40, 40, 20]
+    monkeypatch.setattr(databases, "MAX_BATCH_BYTES", 1)
+    assert sizes() == [1] * 100
+    sql, longest = f"{sql} WHERE stream_id > 101", f"{longest} WHERE stream_id > 101"
+    with closing(open_database(url)) as database:
+        assert list(database.batches(sql, longest)) == [], "no rows"
+
+
 def test_the_database_is_opened_read_only(tmp_path: Path) -> None:
     url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
     with closing(open_database(url)) as database, pytest.raises(StoreError, match="readonly"):

@@ -108,6 +108,23 @@ def test_a_mapped_row_has_the_same_bytes_as_in_the_store(
             assert [each for each in found if each[1] == writer] == want
 
 
+def test_a_page_of_long_rows_has_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = write_database(tmp_path / "m.db", {})
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute("CREATE TABLE shop (n INTEGER PRIMARY KEY, a TEXT)")
+        rows = [(n, "x" * (100 if 10 < n <= 30 else 1)) for n in range(1, 51)]
+        opened.executemany("INSERT INTO shop VALUES (?, ?)", rows)
+    monkeypatch.setattr(tables, "FIRST_ROWS", 15)
+    monkeypatch.setattr(tables, "PAGE_ROWS", 20)
+    monkeypatch.setattr(tables, "PAGE_BYTES", 204)
+    shop = StreamDefinition("shop", table="shop", id_column="n", row=("a",))
+    with closing(open_database(url)) as database:
+        part = StreamRange(shop, Token(0), UPTO, (WriterRange(MASTER, Token(0), UPTO),), exclusive=True)
+        pages = [each.tokens.tolist() for each in open_table(database, shop).columns(part)]
+    assert [token for page in pages for token in page] == [*range(1, 51)]
+    assert [len(page) for page in pages] == [15, 5, *[1] * 11, 19]
+
+
 def test_rows_without_a_writer_belong_to_the_requested_one(tmp_path: Path) -> None:
     url = make_shop(tmp_path / "m.db", [(2, None, 1, 2), (3, "x", 3, 4)])
     shop = StreamDefinition("shop", table="shop", id_column="n", row=("a", "b"), where="b < 4 OR b > 9")

@@ -67,7 +67,7 @@ def test_a_small_row_beside_a_large_one_is_measured_with_it(monkeypatch: pytest.
 
 def test_brackets_and_commas_in_texts_are_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar, "MAX_VALUES", 3)
-    assert grammar.count_values('["[[[[",",,\\",,"]') == 2
+    assert grammar.count_values(b'["[[[[",",,\\",,"]') == 2
     grammar.check_values(b'["[[[[",",,\\",,"]')
     with pytest.raises(RemoteProtocolError, match="more than 3 values"):
         grammar.check_values(b'[1,2,[],"\xff"]')

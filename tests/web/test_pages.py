@@ -17,8 +17,10 @@ from replication.streams.interfaces import Page
 from replication.web import pages
 from replication.web.pages import (
     BLANK,
+    PAUSE,
     AddedLines,
     BackwardsPageError,
+    added_fact,
     encode_page,
     read_addition,
     read_page,
@@ -258,6 +260,15 @@ class TestAdditions:
     def test_a_line_is_a_fact_and_blank_lines_are_none(self) -> None:
         lines = AddedLines([b'{"rows":[1]}\n', b"\n", b'  {"rows":[]} \r\n', b" \t\r\n", b'{"rows":[2,3]}'])
         assert [(lines.number, rows) for rows in lines] == [(1, [1]), (2, BLANK), (3, []), (4, BLANK), (5, [2, 3])]
+
+    def test_the_reactor_gets_a_turn_between_decoding_and_encoding_a_large_fact(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pages, "PAUSE_BYTES", len('{"rows":[1]}\n'))
+        lines = AddedLines([b'{"rows":[1]}\n', b'{"rows":[12]}\n', b'{"rows":[3]}\n'])
+        assert [(lines.number, rows) for rows in lines] == [(1, [1]), (2, PAUSE), (2, [12]), (3, [3])]
+        assert added_fact(b'{"rows":[123]}') == [PAUSE, [123]]
+        assert added_fact(b'{"rows":[12]}') == [[12]]
 
     def test_a_wrong_line_is_named_by_its_number(self) -> None:
         with pytest.raises(RemoteProtocolError, match=r'^line 3: the list "rows" is missing$'):

@@ -201,7 +201,7 @@ _mutilated = st.builds(
 )
 def test_what_is_inside_texts_counts_neither_as_values_nor_as_levels(values: list[object]) -> None:
     text = json.dumps(values)
-    assert grammar._without_texts(text) == re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"', "", text)
+    assert grammar._without_texts(text.encode()) == re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"', "", text).encode()
 
 
 @given(strategies.row_texts | _mutilated | st.text(max_size=8))
@@ -280,18 +280,18 @@ def test_the_encoder_makes_the_text_of_the_standard_library_in_one_piece() -> No
 
 
 def test_values_are_counted_without_those_inside_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert grammar.count_values('{"a":[1,2],"b":"[,{"}') == 7
+    assert grammar.count_values(b'{"a":[1,2],"b":"[,{"}') == 7
     monkeypatch.setattr(grammar, "MAX_VALUES", 4)
-    assert grammar.count_values('{"a":[1,2],"b":"[,{"}') == 4
-    assert grammar.count_values('["a","[,{"]') == 2
+    assert grammar.count_values(b'{"a":[1,2],"b":"[,{"}') == 4
+    assert grammar.count_values(b'["a","[,{"]') == 2
 
 
 def test_a_number_with_an_exponent_counts_as_four_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million of them took six seconds of CPU, and no other request was answered meanwhile."""
     monkeypatch.setattr(grammar, "MAX_VALUES", 12)
-    assert grammar.count_values("[1e5,true,false,2]") == 4
-    assert grammar.count_values("[1e5,true,false,2E-300]", grammar.EXPONENT_VALUES) == 10
-    assert grammar.count_values('["eeeeeeee",1e5]', grammar.EXPONENT_VALUES) == 5
+    assert grammar.count_values(b"[1e5,true,false,2]") == 4
+    assert grammar.count_values(b"[1e5,true,false,2E-300]", grammar.EXPONENT_VALUES) == 10
+    assert grammar.count_values(b'["eeeeeeee",1e5]', grammar.EXPONENT_VALUES) == 5
     grammar.check_values(b"[1e5,1e5,1e5]")
     with pytest.raises(RemoteProtocolError, match="more than 12 values"):
         grammar.check_values(b"[1e5,1e5,1E-300,0]")
@@ -313,6 +313,14 @@ def test_a_large_text_with_a_long_number_is_refused_before_it_is_decoded(monkeyp
     grammar.check_values(f'[{longest},"{longest}0",-{longest}.5]'.encode())
     with pytest.raises(RemoteProtocolError, match=r"^JSON of 405 bytes with a number of more than 400 digits$"):
         grammar.check_values(f"[1,{longest}0]".encode())
+
+
+def test_a_long_number_is_found_wherever_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "MAX_VALUES", 0)
+    for before in range(60):
+        grammar.check_values(b" " * before + b"9" * 400 + b" " * 60)
+        with pytest.raises(RemoteProtocolError, match="more than 400 digits"):
+            grammar.check_values(b" " * before + b"9" * 401)
 
 
 def test_a_long_text_is_checked_fast() -> None:

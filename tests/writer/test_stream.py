@@ -12,7 +12,7 @@ from replication.streams import facts
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
-from replication.web.pages import AddedLines
+from replication.web.pages import PAUSE, AddedLines
 from replication.wire.grammar import StreamName, Token
 from replication.writer.publisher import NO_WRITER
 from replication.writer.stream import FACT_BYTES, SLICE, SLICE_FACTS, SLICE_ROWS
@@ -226,6 +226,18 @@ class AppendTests(WriterCase):
         self.assertEqual((turns, refusal.value.fact, self.notes.outgoing.refused), (2, 1, 1))
         self.assertIn("fact 2: a row must be JSON", str(refusal.value))
         self.assertEqual(begin(self.notes.append([[1] * SLICE_ROWS])), [[3]], "a fact of one slice takes none")
+
+    def test_a_long_row_takes_turns_before_and_after_it_is_encoded(self) -> None:
+        long = "x" * SLICE
+        decoded_before = [PAUSE, [long]]
+        self.assertEqual(self.append_in_turns(decoded_before), ([2], 3), "decoding, encoding, measuring")
+        self.assertEqual(self.append_in_turns([[1, long]]), ([3], 2))
+        with patch.object(facts, "MAX_FACT_BYTES", SLICE):
+            refusal, _ = self.append_in_turns([[1], [long]])
+            self.assertIn(f"fact 2: a fact has {SLICE} bytes at most", str(refusal.value))
+            refusal, _ = self.append_in_turns([[1], [1, long]])
+            self.assertIn(f"fact 2: a fact has {SLICE} bytes at most", str(refusal.value))
+        self.assertEqual(self.notes.outgoing.refused, 2)
 
     def test_a_large_fact_beyond_a_limit_is_refused_and_the_error_names_it(self) -> None:
         for limit, most in (("MAX_FACT_ROWS", SLICE_ROWS), ("MAX_FACT_BYTES", 1_000)):
