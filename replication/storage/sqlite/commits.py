@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from replication.storage.sqlite.session import SqliteSession
     from replication.storage.table import StreamTable
     from replication.streams.history import History
-    from replication.streams.interfaces import Write
     from replication.wire.grammar import InstanceName, StreamName
 
 VERSION: Final = "PRAGMA data_version"  # changes with each commit of another connection
@@ -38,7 +37,8 @@ class KnownCommits:
         self._on_lost = on_lost
         self._positions: dict[tuple[StreamName, InstanceName], Token] = {}
         self._found: dict[tuple[StreamName, InstanceName], Token] | None = None  # positions at the first check
-        self._above: tuple[StreamTable[Any], Write] | None = None
+        self._lowered: set[tuple[StreamName, InstanceName]] = set()  # whose positions this process has lowered
+        self._above: tuple[StreamTable[Any], StreamName, InstanceName, Token] | None = None  # a fact with rows
         self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
         self._version = self._schema = 0
 
@@ -50,8 +50,11 @@ class KnownCommits:
                 former = self._positions.get(key, (self._found or {}).get(key, write.upto))
                 known = write.upto if write.reset else max(write.upto, former)
                 self._positions[key] = known
-                if write.facts and write.facts[-1].token > known:
-                    self._above = table, write
+                if write.reset:
+                    self._lowered.add(key)
+                last = next((fact.token for fact in reversed(write.facts) if fact.texts), known)
+                if last > known:
+                    self._above = table, write.stream, write.writer, last
 
     def forget_histories(self, writer: InstanceName, streams: Collection[StreamName], follower: str) -> None:
         """Forget histories that are changed now: a check before they are noted would take them for a restore."""
@@ -88,15 +91,18 @@ class KnownCommits:
             return False
         if not restored:
             return True
-        if any(stored[key] > known for key, known in self._positions.items()):  # from before a writer went back
+        # From before a writer went back.  A position that was not lowered may be above the last write: a fact without
+        # rows raises it, and so may an interaction that failed.
+        if any(stored[key] > self._positions[key] for key in self._lowered):
             return False
         return (self._above is None or self._has_last(session, *self._above)) and all(
             [*get_history(session, *key)] == [*each] for key, each in self._histories.items()
         )
 
-    def _has_last(self, session: SqliteSession, table: StreamTable[Any], write: Write) -> bool:
+    def _has_last(
+        self, session: SqliteSession, table: StreamTable[Any], stream: StreamName, writer: InstanceName, token: Token
+    ) -> bool:
         """Whether a fact is there that was above the position; without a restore, an application may delete it."""
-        token = write.facts[-1].token
-        if token <= self._positions[write.stream, write.writer]:
+        if token <= self._positions[stream, writer]:
             return True
-        return bool(table.rows(session, write.writer, after=Token(token - 1), upto=token, limit=1).page().facts)
+        return bool(table.rows(session, writer, after=Token(token - 1), upto=token, limit=1).page().facts)

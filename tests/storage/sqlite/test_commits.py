@@ -18,7 +18,7 @@ from replication.storage.sqlite.store import SqliteStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.history import Epoch
 from replication.wire.grammar import StreamName, Token
-from tests.contract.stream_store import ME, ORDERS, UsesStore, facts, write
+from tests.contract.stream_store import ME, ORDERS, UsesStore, empty, facts, write
 
 if TYPE_CHECKING:
     from replication.storage.receipts import ReceiptClock
@@ -135,6 +135,13 @@ class RestoreTests(UsesStore, SynchronousTestCase):
         self.commit(write(4, reset=True))
         self.restore()
         self.is_lost()
+
+    def test_a_position_above_that_of_a_write_is_not_lost(self) -> None:
+        """A fact without rows raises it, also while a smaller ID is open; VACUUM looks as a restore does."""
+        self.commit(write(4, facts(4)))
+        self.commit(write(4, [empty(6)]))
+        self.other("VACUUM")
+        self.commit(write(7, facts(5, 7)))
 
     def test_a_lost_position_from_before_this_start_is_noticed(self) -> None:
         """A worker that had stored nothing since its start never ended: it reported for ever that a position moved."""
