@@ -66,7 +66,8 @@ class FollowedHistories:
     checks: int = attrs.field(init=False, default=0)
     mismatches: int = attrs.field(init=False, default=0)
     _followed: dict[InstanceName, History] = attrs.field(init=False, factory=dict)
-    _behind_since: dict[InstanceName, float] = attrs.field(init=False, factory=dict)  # seconds
+    # When the other end was found to be behind, at first and at last, in seconds.
+    _behind: dict[InstanceName, tuple[float, float]] = attrs.field(init=False, factory=dict)
     _learning: dict[InstanceName, Deferred[None]] = attrs.field(init=False, factory=dict)
 
     async def followed(self, writer: InstanceName) -> History:
@@ -165,11 +166,14 @@ class FollowedHistories:
 
         The database of a former writer may have been restored, too, and no process begins an epoch for it.
         """
-        if common is None or common >= after or self.accept_new or not is_behind(theirs, ours):
-            self._behind_since.pop(writer, None)
-            return
         now = self._lifetime.clock.seconds()
-        if now - self._behind_since.setdefault(writer, now) < BEHIND_PATIENCE:
+        since, before = self._behind.pop(writer, (now, now))
+        if common is None or common >= after or self.accept_new or not is_behind(theirs, ours):
+            return
+        if now - before > BEHIND_PATIENCE:  # the connection was lost meanwhile: this is another trouble
+            since = now
+        self._behind[writer] = since, now
+        if now - since < BEHIND_PATIENCE:
             raise CatchUpError(
                 f"the other end lacks the last start of {writer} and facts above {common}: waiting "
                 f"{BEHIND_PATIENCE:g} s for them, because a relay may be behind"

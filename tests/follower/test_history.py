@@ -346,6 +346,38 @@ class CopyTests(HistoryCase):
         self.assertEqual((self.position(), self.state()), (8, "live"))
         self.assertIn("master went back from 11 to 8 on orders", messages[-1])
 
+    def test_each_source_that_is_behind_has_a_minute(self) -> None:
+        """The connection to a relay ended within its minute, and that relay is behind later: nothing is lost."""
+        self.published = [A, epoch("c", 8)]
+        self.follow_to_eleven()
+        self.published = [A]
+        with logged():
+            self.at(8, 8, link="relay")
+            self.process.clock.advance(0.25)
+            self.follower.connection_lost("relay")
+            self.process.clock.advance(3600)
+            self.at(8, 8, link="again")
+            self.process.clock.advance(0.25)
+        self.assertEqual((self.position(), self.state(), self.follower.resets), (11, "stopped", 0))
+
+    def test_a_source_that_is_behind_has_a_minute_although_the_writer_went_back_before(self) -> None:
+        self.published = [A, epoch("c", 8), epoch("d", 9)]
+        self.follow_to_eleven()
+        self.published = [A, epoch("c", 8)]
+        with logged():
+            for second in range(61):
+                self.at(9, 9, link=f"at {second} s")
+                self.process.clock.advance(1)
+                self.follower.connection_lost(f"at {second} s")
+            self.at(9, 9, link="restored")
+            self.process.clock.advance(10)
+            self.assertEqual((self.position(), self.state()), (9, "live"))
+            self.follower.connection_lost("restored")
+            self.published = [A]
+            self.at(8, 8, link="relay")
+            self.process.clock.advance(0.25)
+        self.assertEqual((self.position(), self.state()), (9, "stopped"))
+
     def test_a_source_that_stays_away_is_logged_once_though_connections_come_and_go(self) -> None:
         self.follow_to_eleven()
         for _ in range(2):
