@@ -56,7 +56,7 @@ def _find_others(database: ISqlExecutor, server_name: str) -> str | None:
         if not database.execute(_CAN_READ[database.dialect], (table, column)):
             continue
         sample = database.execute(f"SELECT {column} FROM {table} LIMIT {_SAMPLE}")
-        servers = {str(user).partition(":")[2] for (user,) in sample}
+        servers = {str(user).partition(":")[2] for (user,) in sample} - {""}  # another program has such a table, too
         if not servers:
             continue
         if server_name in servers or _has_user(database, table, column, server_name):

@@ -82,6 +82,7 @@ def test_without_a_table_that_has_users_nothing_is_checked(tmp_path: Path) -> No
     check(tmp_path / "none.db", "CREATE TABLE orders (item)")
     check(tmp_path / "empty.db", ACCOUNT_DATA)
     check(tmp_path / "other.db", "CREATE TABLE pushers (name)", "INSERT INTO pushers VALUES ('x')")
+    check(tmp_path / "plain.db", ACCOUNT_DATA, "INSERT INTO account_data VALUES ('anna'), ('7'), (NULL)")
     with pytest.raises(OtherServerError):  # the next table has some
         check(
             tmp_path / "next.db",
