@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, StreamName
 
 CONFIRMED_AFTER: Final = 10.0  # seconds between two looks: a relay follows a start of its writer a little later
-LONGEST_PAUSE: Final = 60.0  # seconds between two looks, while there is a note
+LONGEST_PAUSE: Final = 60.0  # seconds between two looks, while there is a note, or a history cannot be read
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -54,6 +54,7 @@ class SecondDatabases:
     _positions: dict[tuple[str, StreamName, InstanceName], Token] = attrs.field(init=False, factory=dict)
     _looks: int = attrs.field(init=False, default=0)
     _notes: dict[StreamName, list[str]] = attrs.field(init=False, factory=dict)
+    _unread: bool = attrs.field(init=False, default=False)  # whether a process could not read a history in this look
 
     def position_received(self, link: IWriterLink, command: Position) -> None:
         """Note a POSITION of a followed stream."""
@@ -71,22 +72,26 @@ class SecondDatabases:
     # ---- inside
 
     async def _look(self, number: int) -> None:
-        """Note what two looks in a row have found; look again as long as there is a note."""
+        """Note what two looks in a row have found; look again while there is a note, or a history was not read."""
         pause, before = self._patience, self._notes
         while True:
             await self._lifetime.sleep(pause)
             if number != self._looks or self._lifetime.ended:
                 return
+            self._unread = False
             found = {each.name: await self._find(each) for each in self._followers}
             if number != self._looks or self._lifetime.ended:
                 return
+            if self._unread:  # what was found before may still be so
+                found = {name: list(dict.fromkeys([*self.notes(name), *each])) for name, each in found.items()}
             notes = {name: [note for note in each if note in before.get(name, ())] for name, each in found.items()}
             for note in [note for name, each in notes.items() for note in each if note not in self.notes(name)]:
                 self.log.error("{note}", note=note)
             self._notes = notes
-            if not any(found.values()):
+            if not any(found.values()) and not self._unread:
                 return
-            pause, before = LONGEST_PAUSE if any(notes.values()) else CONFIRMED_AFTER, found
+            again = any(found.values()) and not any(notes.values())
+            pause, before = CONFIRMED_AFTER if again else LONGEST_PAUSE, found
 
     async def _find(self, follower: StreamFollower) -> list[str]:
         notes = []
@@ -109,6 +114,7 @@ class SecondDatabases:
             try:
                 history = await self._links.history_of(link, stream, writer)
             except ReplicationError:
+                self._unread = True
                 continue
             if history:
                 position = self._positions.get((link.endpoint, stream, writer), Token(0))

@@ -108,6 +108,23 @@ class SecondDatabasesTests(FollowerCase):
             self.sent["tcp:b:1"] = text
             self.assertEqual(self.look(), ([], []))
 
+    def test_an_end_that_cannot_read_its_history_now_is_looked_at_again(self) -> None:
+        self.link("tcp:a:1", "a")
+        self.link("tcp:b:1", "b")
+        self.sent["tcp:b:1"] = UNKNOWN_HISTORY
+        self.assertEqual(self.look(), ([], []))
+        self.send("tcp:b:1", "b")
+        with logged() as messages:
+            self.process.clock.pump([LONGEST_PAUSE] * 2)
+        self.assertEqual(messages, [NOTE])
+        self.sent["tcp:b:1"] = UNKNOWN_HISTORY
+        with logged() as messages:
+            self.process.clock.advance(LONGEST_PAUSE)
+            self.assertEqual(self.found.notes(ORDERS), [NOTE])
+            self.send("tcp:b:1", "a")
+            self.process.clock.advance(LONGEST_PAUSE)
+        self.assertEqual((messages, self.found.notes(ORDERS)), ([], []))
+
     def test_a_later_look_ends_an_earlier_one(self) -> None:
         self.link("tcp:a:1", "a")
         self.link("tcp:b:1", "b")
