@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 RETRY_AFTER: Final = 2.0  # seconds until the database is tried again at the start
 WAITING: Final = "the start waits: {error}; next attempt in {delay:.0f} s"
-SILENT_AFTER: Final = 5.0  # seconds until the sockets are opened while the database does not answer at the start
+SILENT_AFTER: Final = 10.0  # seconds until the sockets are opened while the database does not answer; SQLite has 5
 SILENT: Final = "the start waits: the database has not answered for {delay:.0f} s"
 
 

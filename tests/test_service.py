@@ -368,7 +368,7 @@ class DaemonTests(SynchronousTestCase):
             opened.callback(None)
         self.assertEqual(self.events, ["open", "listen", "start"])
         texts = [formatEvent(each) for each in logged]
-        waits = "the start waits: the database has not answered for 5 s"
+        waits = "the start waits: the database has not answered for 10 s"
         self.assertEqual(
             texts, [waits, "the wire is served at 127.0.0.1:4711", "the database works, the start goes on"]
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replication.errors import StreamError
 from replication.streams.cursor import Apply, CatchUp, Cursor
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
-from replication.streams.merge import merge
+from replication.streams.merge import ApplyMerged, merge
 from replication.wire.grammar import InstanceName, Token
 
 ONE, TWO, THREE = (InstanceName(each) for each in ("one", "two", "three"))
@@ -16,6 +18,10 @@ ONE, TWO, THREE = (InstanceName(each) for each in ("one", "two", "three"))
 
 def fact(token: int) -> Fact:
     return Fact(Token(token), (f"[{token}]",))
+
+
+def apply(*tokens: int) -> Apply:
+    return Apply([fact(token) for token in tokens], Token(1), Token(4))
 
 
 def at(prev: int, new: int, link: str = "link") -> Cursor:
@@ -52,6 +58,13 @@ def test_protocol_f4_all_wait_for_the_writer_with_the_lowest_position() -> None:
     together = merge(cursors)
     assert together is not None
     assert (together.facts, together.after) == ([fact(4), fact(5)], 3)
+
+
+def test_two_writers_with_a_fact_of_one_id_do_not_share_a_sequence() -> None:
+    step = ApplyMerged({ONE: apply(2, 3), TWO: apply(3), THREE: apply()}, [fact(2), fact(3), fact(3)])
+    with pytest.raises(StreamError, match=r"fact 3 of two has the ID of a fact of one: linear=True is for writers"):
+        step.check()
+    ApplyMerged({ONE: apply(2, 4), TWO: apply(3)}, [fact(2), fact(3), fact(4)]).check()
 
 
 def test_no_fact_is_applied_above_a_gap() -> None:

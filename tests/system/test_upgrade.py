@@ -126,7 +126,7 @@ def test_a_master_serves_every_fact_and_appends(shop: Shop) -> None:
 
 def test_a_table_that_was_converted_as_documented_is_served(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
-    section = (ROOT / "docs/operations.md").read_text().partition("#### A table that 0.1.0 made")[2]
+    section = (ROOT / "docs/operations.md").read_text().partition("### A table that 0.1.0 made")[2]
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
         database.executescript(section.partition("```sql")[2].partition("```")[0])
     ((created,),) = shop.rows("shop", "SELECT sql FROM sqlite_master WHERE name = 'stream_orders'")
