@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FORMS: Final = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host:port/database"
 LOCK_TIMEOUT: Final = 30  # seconds that SQLite waits for a lock of another process
 BATCH_ROWS: Final = 16_384  # of a batch from SQLite, 2 MiB of usual rows; fewer if a range has rows of many KiB
-MAX_BATCH_BYTES: Final = 256 * 2**20  # of such a batch, unless one row alone has more; a smaller file is not measured
+MAX_BATCH_BYTES: Final = 256 * 2**20  # about, of such a batch; a smaller file is not measured
 JOINED_BYTES: Final = 4 * 2**20  # smaller batches are joined
 BATCH_BYTES: Final = 4 * 2**20  # of a batch from PostgreSQL
 HAS_POSITIONS: Final[Mapping[Dialect, str]] = {
@@ -128,7 +128,7 @@ class SqliteDatabase:
         """Yield the rows of a query as Arrow batches, none of them empty.
 
         ADBC takes a column's type from the first batch, so no column may be NULL there.  It counts the rows of a batch,
-        not the bytes: ``longest`` is the query for the bytes of the longest row.
+        not the bytes: ``longest`` is the query for the bytes of a row that is as long as most.
         """
         from adbc_driver_sqlite import dbapi  # noqa: PLC0415 (an extra)
 
@@ -143,7 +143,7 @@ class SqliteDatabase:
             yield from batches if rows == BATCH_ROWS else _join(batches)
 
     def _batch_rows(self, longest: str) -> int:
-        """Return how many rows a batch may have, if ``longest`` is the query for the bytes of the longest row."""
+        """Return how many rows a batch may have, if ``longest`` is the query for the bytes of a long row."""
         ((size,),) = self.rows("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
         if size <= MAX_BATCH_BYTES:
             return BATCH_ROWS

@@ -108,6 +108,24 @@ def test_a_mapped_row_has_the_same_bytes_as_in_the_store(
             assert [each for each in found if each[1] == writer] == want
 
 
+def test_the_longest_row_of_a_sample_is_measured(tmp_path: Path) -> None:
+    """To measure all rows of a large table would take a third of the time of a replay."""
+    for sign in (1, -1):
+        name = f"part{sign}.db"
+        facts = [fact(token, "é" * (500 if 7_400 < token <= 8_100 else 1)) for token in range(2, 10_002)]
+        url = write_database(tmp_path / name, {MASTER: facts})
+        stream = StreamDefinition("orders", negative=sign < 0)
+        if sign < 0:
+            with closing(sqlite3.connect(tmp_path / name)) as opened, opened:
+                opened.execute("UPDATE stream_orders SET stream_id = -stream_id")
+        with closing(open_database(url)) as database:
+            table = open_table(database, stream)
+            assert isinstance(table, tables.GenericTable)
+            assert database.rows(table._longest(Token(0), Token(10_001))) == [(len(facts[7_500].texts[0].encode()),)]
+            assert database.rows(table._longest(Token(0), Token(7_000))) == [(len(facts[0].texts[0].encode()),)]
+            assert database.rows(table._longest(Token(20_000), Token(30_000))) == [(None,)]
+
+
 def test_a_page_of_long_rows_has_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = write_database(tmp_path / "m.db", {})
     with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
