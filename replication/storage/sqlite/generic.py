@@ -70,8 +70,11 @@ class GenericTable(GenericRows[SqliteSession]):
 
     def insert(self, session: SqliteSession, written: Sequence[WrittenFact]) -> None:
         """Store the rows of facts; StoreError names the writer that has used one of the IDs."""
+        rows = self.rows_of(written)
+        if len(written) > 1:
+            rows.sort()  # neighbours in the table have neighbouring IDs: a page of them is read faster
         try:
-            session.executemany(self._insert, self.rows_of(written))
+            session.executemany(self._insert, rows)
         except StoreError as error:
             if isinstance(error.__cause__, IntegrityError) and (taken := self._find_taken(session, written)):
                 raise StoreError(f"{error}; {taken}; {TAKEN_CURE}") from error.__cause__

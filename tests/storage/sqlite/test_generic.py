@@ -37,6 +37,12 @@ class GenericTableTests(SynchronousTestCase):
         rows = self.session.run('SELECT stream_id, ord, instance_name, "row" FROM "stream_orders"')
         self.assertEqual(rows, [(2, 0, "master", '"a"'), (2, 1, "master", '"b"'), (3, 0, "master", "{}")])
 
+    def test_facts_of_several_writers_lie_in_the_order_of_their_ids(self) -> None:
+        """A page that is read in this order reads each place of the table once."""
+        self.table.insert(self.session, [(ME, [fact(2), fact(4, '"a"', '"b"')]), (OTHER, facts(3, 5))])
+        rows = self.session.run("SELECT stream_id, ord FROM stream_orders ORDER BY rowid")
+        self.assertEqual(rows, [(2, 0), (3, 0), (4, 0), (4, 1), (5, 0)])
+
     def test_a_negative_stream_is_stored_with_negative_ids(self) -> None:
         self.make_table(negative=True).insert(self.session, [(ME, [fact(2, '"a"', '"b"'), fact(3)])])
         rows = self.session.run("SELECT stream_id, ord FROM stream_backfill")
