@@ -12,8 +12,9 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
                  take; app_module.py imports what the option ``app`` names; absent_writers.py, lost_writers.py and
                  second_databases.py name writers that are not where they should be;
                  relay.py serves what is followed, audit.py compares it with a Synapse's database, which
-                 former_writers.py, database_restores.py and ended_transactions.py read, too; one_writer.py is for
-                 its tables that name no writer; follower_factory.py makes the followers
+                 former_writers.py, database_restores.py and ended_transactions.py read, too; local_users.py shows
+                 whose database it is; one_writer.py is for its tables that name no writer; follower_factory.py
+                 makes the followers
     writer/      writing streams: master.py (life cycle), stream.py, reservation.py, publisher.py, subscribers.py
     presence/    users that sync and users last seen: reporter.py (worker), tracker.py (writer)
     spark/       everything that needs PySpark: the replay job and the data source
