@@ -13,7 +13,8 @@ from urllib.request import Request, urlopen
 FACTS = "http://127.0.0.1:9093/v1/streams/orders/facts"
 POSITION = "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders' AND instance_name = 'master'"
 
-body = json.dumps({"rows": [sys.argv[1:]]}).encode()
+order_id, state = sys.argv[1:]
+body = json.dumps({"rows": [[order_id, state]]}).encode()
 with urlopen(Request(FACTS, body, {"Content-Type": "application/json"}), timeout=60) as answer:
     (token,) = json.load(answer)["ids"]
 print(f"appended {token}")
