@@ -114,16 +114,7 @@ async def go_back(source: IAuditSource, followers: Iterable[StreamFollower], end
             cursor = current.get(writer)
             if cursor is None or cursor.published <= end:
                 continue
-            log.error(
-                "{stream}: {source} was restored: {writer} was received up to {reached}, "
-                "and is followed again from {end}",
-                stream=follower.name,
-                writer=writer,
-                end=end,
-                source=source.name,
-                reached=cursor.published,
-            )
-            _follow_from(cursor, end)
+            _follow_from(follower, writer, end, f"{source.name} was restored")
         follower.resume()
 
 
@@ -142,21 +133,21 @@ async def follow_below_wrong(source: IAuditSource, followers: Iterable[StreamFol
         end = max(end, await source.last_row(follower.name))
         for writer, cursor in far.items():
             if cursor.position > end + FAR and cursor.linked and cursor.confirmed:
-                log.error(
-                    "{stream}: {source} lacks what a position in Redis announced: {writer} was received up to "
-                    "{reached}, and is followed again from {end}",
-                    stream=follower.name,
-                    writer=writer,
-                    end=end,
-                    source=source.name,
-                    reached=cursor.published,
-                )
-                _follow_from(cursor, end)
+                _follow_from(follower, writer, end, f"{source.name} lacks what a position in Redis announced")
         follower.resume()
 
 
-def _follow_from(cursor: Cursor, end: Token) -> None:
-    """Lower the position of a writer, as if it sent the lower one on a new connection."""
+def _follow_from(follower: StreamFollower, writer: InstanceName, end: Token, why: str) -> None:
+    """Lower the position of a writer, as if it sent the lower one on a new connection, and log why."""
+    cursor = follower.cursors[writer]
+    log.error(
+        "{stream}: {why}: {writer} was received up to {reached}, and is followed again from {end}",
+        stream=follower.name,
+        writer=writer,
+        end=end,
+        why=why,
+        reached=cursor.published,
+    )
     link = cursor.link
     cursor.link_lost(link)
     cursor.position_received(link, end, end)
