@@ -10,7 +10,7 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
     follower/    following writers: worker.py (wiring), streams.py, stream.py, step_errors.py, merge.py,
                  catch_up.py, waiters.py; application.py and failures.py call functions, and find a fact that one cannot
                  take; app_module.py imports what the option ``app`` names; absent_writers.py, lost_writers.py and
-                 second_databases.py name writers that are not where they should be;
+                 second_databases.py name writers that are not where they should be, by confirmed_notes.py;
                  relay.py serves what is followed, audit.py compares it with a Synapse's database, which
                  former_writers.py, database_restores.py and ended_transactions.py read, too; local_users.py shows
                  whose database it is; one_writer.py is for its tables that name no writer; follower_factory.py

@@ -13,6 +13,7 @@ from twisted.logger import Logger
 
 from replication.deferreds import start_alone
 from replication.errors import ReplicationError
+from replication.follower.confirmed_notes import LONGEST_PAUSE, ConfirmedNotes
 from replication.session.encoder import FIRST_GAP
 from replication.streams.definitions import CACHES
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, StreamName
 
 CONFIRMED_AFTER: Final = 20.0  # seconds between the two looks; a takeover takes 6 s, and 12 s if it fails once
-LONGEST_PAUSE: Final = 60.0  # seconds between two looks, while a process does not answer or there is a note
 OF_DATABASE: Final = {"writing", "elsewhere", "former"}  # states of a writer at a process that has the database
 
 
@@ -53,7 +53,11 @@ class LostWriters:
     _lifetime: Lifetime
     _patience: float
     _looks: int = attrs.field(init=False, default=0)
-    _notes: dict[StreamName, list[str]] = attrs.field(init=False, factory=dict)
+    _notes: ConfirmedNotes = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Log each note once."""
+        self._notes = ConfirmedNotes(lambda note: self.log.warn("{note}", note=note), CONFIRMED_AFTER)
 
     def following(self) -> None:
         """Look for such writers, after a connection has sent its first positions; an earlier look ends."""
@@ -62,7 +66,7 @@ class LostWriters:
 
     def notes(self, stream: StreamName) -> Sequence[str]:
         """Return a sentence for each such writer of a stream, as the last look has found them."""
-        return self._notes.get(stream, ())
+        return self._notes.of(stream)
 
     # ---- inside
 
@@ -71,8 +75,9 @@ class LostWriters:
 
         As long as there is a note, look again: it ends once a process knows that writer.
         """
-        pause, before = self._patience, self._notes
-        while True:
+        self._notes.begin()
+        pause: float | None = self._patience
+        while pause is not None:
             await self._lifetime.sleep(pause)
             if not self._is_complete(number):
                 return
@@ -83,13 +88,7 @@ class LostWriters:
                 continue
             if not self._is_complete(number):
                 return
-            notes = {name: [note for note in each if note in before.get(name, ())] for name, each in found.items()}
-            for note in [note for name, each in notes.items() for note in each if note not in self.notes(name)]:
-                self.log.warn("{note}", note=note)
-            self._notes = notes
-            if not any(found.values()):
-                return
-            pause, before = LONGEST_PAUSE if any(notes.values()) else CONFIRMED_AFTER, found
+            pause = self._notes.look(found)
 
     def _is_complete(self, number: int) -> bool:
         """Whether all processes are connected, and this is the last look; over Redis, any process may be silent."""

@@ -15,6 +15,7 @@ from twisted.logger import Logger
 
 from replication.deferreds import start_alone
 from replication.errors import ReplicationError
+from replication.follower.confirmed_notes import LONGEST_PAUSE, ConfirmedNotes
 from replication.net.endpoints import is_redis
 from replication.wire.grammar import Token
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, StreamName
 
 CONFIRMED_AFTER: Final = 10.0  # seconds between two looks: a relay follows a start of its writer a little later
-LONGEST_PAUSE: Final = 60.0  # seconds between two looks, while there is a note, or a history cannot be read
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -53,8 +53,12 @@ class SecondDatabases:
     _patience: float
     _positions: dict[tuple[str, StreamName, InstanceName], Token] = attrs.field(init=False, factory=dict)
     _looks: int = attrs.field(init=False, default=0)
-    _notes: dict[StreamName, list[str]] = attrs.field(init=False, factory=dict)
     _unread: bool = attrs.field(init=False, default=False)  # whether a process could not read a history in this look
+    _notes: ConfirmedNotes = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Log each note once."""
+        self._notes = ConfirmedNotes(lambda note: self.log.error("{note}", note=note), CONFIRMED_AFTER)
 
     def position_received(self, link: IWriterLink, command: Position) -> None:
         """Note a POSITION of a followed stream."""
@@ -67,14 +71,15 @@ class SecondDatabases:
 
     def notes(self, stream: StreamName) -> Sequence[str]:
         """Return a sentence for each such writer of a stream, as the last look has found them."""
-        return self._notes.get(stream, ())
+        return self._notes.of(stream)
 
     # ---- inside
 
     async def _look(self, number: int) -> None:
         """Note what two looks in a row have found; look again while there is a note, or a history was not read."""
-        pause, before = self._patience, self._notes
-        while True:
+        self._notes.begin()
+        pause: float | None = self._patience
+        while pause is not None:
             await self._lifetime.sleep(pause)
             if number != self._looks or self._lifetime.ended:
                 return
@@ -84,14 +89,9 @@ class SecondDatabases:
                 return
             if self._unread:  # what was found before may still be so
                 found = {name: list(dict.fromkeys([*self.notes(name), *each])) for name, each in found.items()}
-            notes = {name: [note for note in each if note in before.get(name, ())] for name, each in found.items()}
-            for note in [note for name, each in notes.items() for note in each if note not in self.notes(name)]:
-                self.log.error("{note}", note=note)
-            self._notes = notes
-            if not any(found.values()) and not self._unread:
-                return
-            again = any(found.values()) and not any(notes.values())
-            pause, before = CONFIRMED_AFTER if again else LONGEST_PAUSE, found
+            pause = self._notes.look(found)
+            if pause is None and self._unread:
+                pause = LONGEST_PAUSE
 
     async def _find(self, follower: StreamFollower) -> list[str]:
         notes = []

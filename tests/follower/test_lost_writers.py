@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 from replication.errors import CatchUpError, StoreError
+from replication.follower.confirmed_notes import LONGEST_PAUSE
 from replication.follower.links import FollowedLinks
-from replication.follower.lost_writers import CONFIRMED_AFTER, LONGEST_PAUSE, LostWriters
+from replication.follower.lost_writers import CONFIRMED_AFTER, LostWriters
 from replication.streams.history import Epoch
 from replication.web.client import AuditedWriter
 from replication.wire.grammar import InstanceName, Token

@@ -7,8 +7,9 @@ from unittest.mock import Mock
 
 from twisted.internet.defer import succeed
 
+from replication.follower.confirmed_notes import LONGEST_PAUSE
 from replication.follower.links import FollowedLinks
-from replication.follower.second_databases import CONFIRMED_AFTER, LONGEST_PAUSE, SecondDatabases
+from replication.follower.second_databases import CONFIRMED_AFTER, SecondDatabases
 from replication.streams.history import UNKNOWN_HISTORY, Epoch, encode_part
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, Token
