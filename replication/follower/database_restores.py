@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 # by itself once the writer has passed it.
 FAR: Final = 1_000_000
 
+RESTORED: Final = (
+    "{stream}: {source} was restored: {writer} was received up to {reached}, and is followed again from {end}"
+)
+WRONG: Final = (
+    "{stream}: {source} lacks what a position in Redis announced: {writer} was received up to {reached}, "
+    "and is followed again from {end}"
+)
+
 log: Final = Logger()
 
 
@@ -114,7 +122,7 @@ async def go_back(source: IAuditSource, followers: Iterable[StreamFollower], end
             cursor = current.get(writer)
             if cursor is None or cursor.published <= end:
                 continue
-            _follow_from(follower, writer, end, f"{source.name} was restored")
+            _follow_from(follower, writer, end, source, RESTORED)
         follower.resume()
 
 
@@ -133,21 +141,17 @@ async def follow_below_wrong(source: IAuditSource, followers: Iterable[StreamFol
         end = max(end, await source.last_row(follower.name))
         for writer, cursor in far.items():
             if cursor.position > end + FAR and cursor.linked and cursor.confirmed:
-                _follow_from(follower, writer, end, f"{source.name} lacks what a position in Redis announced")
+                _follow_from(follower, writer, end, source, WRONG)
         follower.resume()
 
 
-def _follow_from(follower: StreamFollower, writer: InstanceName, end: Token, why: str) -> None:
-    """Lower the position of a writer, as if it sent the lower one on a new connection, and log why."""
+def _follow_from(
+    follower: StreamFollower, writer: InstanceName, end: Token, source: IAuditSource, message: str
+) -> None:
+    """Lower the position of a writer, as if it sent the lower one on a new connection, and log the message."""
     cursor = follower.cursors[writer]
-    log.error(
-        "{stream}: {why}: {writer} was received up to {reached}, and is followed again from {end}",
-        stream=follower.name,
-        writer=writer,
-        end=end,
-        why=why,
-        reached=cursor.published,
-    )
+    reached = cursor.published
+    log.error(message, stream=follower.name, source=source.name, writer=writer, reached=reached, end=end)
     link = cursor.link
     cursor.link_lost(link)
     cursor.position_received(link, end, end)
