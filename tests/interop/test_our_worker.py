@@ -99,8 +99,8 @@ def test_a_worker_copies_every_stream_of_synapse(main: Main, tmp_path: Path) -> 
         until(lambda: caught_up(follower, recorder), "the worker has connected")
         move_all_streams(*users(main))
         until(lambda: caught_up(follower, recorder), "the worker has the position of Synapse")
+        until(lambda: recorder.facts().keys() == recorder.moved, "Synapse has sent facts of every stream that moves")
         until(lambda: not different(follower, recorder), "the copy equals the recording")
-        assert recorder.facts().keys() == recorder.moved
 
 
 def test_a_worker_fetches_missed_facts_from_synapse(main: Main, tmp_path: Path) -> None:
